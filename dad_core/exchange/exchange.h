@@ -1,0 +1,118 @@
+// An Exchange turns all ranks' contributions to one tensor into its result, in
+// one or more rounds. In a round it says which bytes go to which peer, then takes
+// the bytes that came. It knows no transport: the executor fuses the rounds of
+// many tensors into one message per peer.
+//
+// One Exchange serves one tensor (or a slice of it) and may keep that tensor's
+// state between steps (residual, variance, warm start). Only the worker thread
+// calls it: no lock. The order of calls in a step is
+//   Begin, { Send to each peer, Receive } x num_rounds, Finish
+// or Begin, ..., Cancel.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "util/gather_buffer.h"
+
+namespace dad {
+
+// Who takes part. Ranks here count within the process set: 0 .. size-1.
+struct Group {
+  int rank = 0;
+  int size = 1;
+  // Ranks that have joined: they have no tensor of this name. They contribute
+  // nothing (zeros, no rows), but serve as owners like everybody else.
+  std::vector<bool> joined;
+
+  bool Joined(int r) const { return !joined.empty() && joined[static_cast<size_t>(r)]; }
+  int num_present() const {
+    int n = size;
+    for (bool j : joined) n -= j ? 1 : 0;
+    return n;
+  }
+};
+
+// What all ranks agree on about one tensor. For allgather and alltoall the first
+// dimension of `shape` is this rank's own and travels with the data.
+struct TensorSpec {
+  std::string name;
+  OpKind kind = OpKind::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  int root = -1;  // rank within the group
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string method = "none";
+};
+
+// A range of elements of an elementwise exchange: big tensors travel in slices.
+struct Slice {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+
+// This rank's part in one step. Pointers stay valid from Begin to Finish/Cancel.
+struct StepInput {
+  const Contribution* mine = nullptr;  // null: this rank has joined
+  // Asks for the output of kinds whose shape is known only at the end.
+  std::function<Result<TensorView>(const Shape&)> allocate;
+  // alltoall writes here what it got from each rank.
+  std::vector<int64_t>* received_splits = nullptr;
+};
+
+class Exchange {
+ public:
+  virtual ~Exchange() = default;
+
+  // Takes this step's contribution. On error the state is as before the call.
+  virtual Status Begin(const StepInput& input, const Group& group) = 0;
+
+  // Rounds of this step; the same on every rank. At least 1.
+  virtual int num_rounds() const = 0;
+
+  // Appends what this rank sends to `peer` in `round`; nothing is a valid answer.
+  // What is referenced, not copied, must stay unchanged until Finish; the executor
+  // does not finish the step before those bytes have left.
+  virtual Status Send(int round, int peer, GatherBuffer& out) = 0;
+
+  // Bytes that `peer` sends us in `round` when both sides know it beforehand,
+  // -1 when the message has to say so.
+  virtual int64_t ReceiveBytes(int round, int peer) const = 0;
+
+  // Memory that the bytes of `peer` in `round` may be written into as they come,
+  // ReceiveBytes() long, or empty. Only rounds > 0 are asked: by then every rank
+  // has committed to the step. Receive is called all the same, with a share that
+  // points there.
+  virtual std::span<std::byte> Destination(int round, int peer) {
+    (void)round, (void)peer;
+    return {};
+  }
+
+  // Takes what came in `round`, one share per rank (ours is empty). Shares are
+  // valid during the call only. InvalidArgument if a share is malformed.
+  virtual Status Receive(int round, std::span<const ByteSpan> shares) = 0;
+
+  // Writes the result: the same bits on every rank.
+  virtual Status Finish() = 0;
+
+  // Forgets the step that was begun: the state is as before Begin. Called only
+  // when no round has been received.
+  virtual void Cancel() {}
+};
+
+// The exchange for a spec; `slice` is the whole tensor for kinds that cannot be
+// cut. `batch_bytes` is the size of everything that travels with it, which decides
+// between one round and two for small dense sums.
+Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
+                                               int64_t batch_bytes, int64_t direct_bytes);
+
+// True when the spec can be cut into slices of elements.
+bool IsElementwise(const TensorSpec& spec);
+
+}  // namespace dad

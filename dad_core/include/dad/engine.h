@@ -1,0 +1,97 @@
+// The engine of one process: takes requests, negotiates them with the other
+// ranks, runs them on a worker thread. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dad/options.h"
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/ticket.h"
+
+namespace dad {
+
+class Transport;
+
+// This process's place in the world, as the launcher gave it.
+struct World {
+  int rank = 0;
+  int size = 1;
+  int local_rank = 0;
+  int local_size = 1;
+  int cross_rank = 0;
+  int cross_size = 1;
+  std::string hostname;
+  // "http://ADDR:PORT", "file:///DIR" or empty for one process.
+  std::string rendezvous;
+  // Tells one init() of a job from the next; equal on all ranks.
+  std::string generation = "0";
+  std::string transport = "gloo";
+  std::string plugin_dir;  // where libdad_<transport>.so lie
+};
+
+struct TensorStats {
+  std::string name;
+  int64_t steps = 0;
+  int64_t wire_bytes_sent = 0;
+  int64_t wire_bytes_received = 0;
+  int64_t dense_bytes = 0;  // what a dense allreduce of it would have sent
+};
+
+struct Stats {
+  int64_t steps = 0;  // of the tensor that was exchanged most often
+  int64_t wire_bytes_sent = 0;      // at the socket, payload and control
+  int64_t wire_bytes_received = 0;
+  int64_t payload_bytes_sent = 0;
+  int64_t control_bytes_sent = 0;
+  int64_t messages_sent = 0;
+  int64_t dense_bytes = 0;
+  int64_t negotiations = 0;       // rounds of readiness messages
+  int64_t predicted_batches = 0;  // went without one
+  std::vector<TensorStats> tensors;
+};
+
+class Engine {
+ public:
+  // Meets the other ranks and starts the worker. The static process sets are
+  // made in the order given; they get the ids 1, 2, …
+  static Result<std::unique_ptr<Engine>> Create(const World& world, const Options& options,
+                                                std::vector<std::vector<int>> process_sets = {});
+  // For tests: over a transport that exists already.
+  static Result<std::unique_ptr<Engine>> CreateOn(std::unique_ptr<Transport> transport,
+                                                  const World& world, const Options& options,
+                                                  std::vector<std::vector<int>> process_sets = {});
+  // Says goodbye to the peers and fails every ticket that is still open.
+  virtual ~Engine() = default;
+
+  // Never blocks. Misuse and failures come back in the ticket.
+  virtual std::shared_ptr<Ticket> Submit(Request request) = 0;
+
+  virtual const World& world() const = 0;
+  virtual Options options() const = 0;
+  // Sorted members of a process set; empty if there is none of that id.
+  virtual std::vector<int> ProcessSetRanks(int id) const = 0;
+  virtual std::vector<int> ProcessSetIds() const = 0;
+
+  virtual Stats GetStats() const = 0;
+  virtual void ResetStats() = 0;
+
+  virtual Status StartTimeline(const std::string& path, bool mark_cycles) = 0;
+  virtual Status StopTimeline() = 0;
+
+  // OK while the engine works; else why it died.
+  virtual Status health() const = 0;
+};
+
+// The one engine of this process, shared by all frameworks in it. In a forked
+// child these behave as if Init had not been called.
+Status InitProcess(const World& world, const Options& options,
+                   std::vector<std::vector<int>> process_sets);
+void ShutdownProcess();
+std::shared_ptr<Engine> ProcessEngine();  // null before Init and after Shutdown
+
+}  // namespace dad

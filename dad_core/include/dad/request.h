@@ -1,0 +1,72 @@
+// What a framework hands to the engine: one collective over one tensor, or over
+// a group of tensors that is done as a whole or not at all.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dad/status.h"
+#include "dad/tensor_view.h"
+
+namespace dad {
+
+enum class OpKind : uint8_t {
+  kAllReduce = 0,
+  kAllGather,
+  kBroadcast,
+  kAllToAll,
+  kReduceScatter,
+  kBarrier,
+  kJoin,
+  kAddProcessSet,
+  kRemoveProcessSet,
+};
+const char* Name(OpKind kind);  // "allreduce"
+
+enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct, kAdasum };
+const char* Name(ReduceOp op);  // "Sum"
+
+// Asked once the shape of an output is known (allgather, alltoall,
+// reducescatter). Called on the worker thread: it must not need the GIL. An
+// error fails the request on this rank.
+using OutputAllocator =
+    std::function<Result<TensorView>(int tensor_index, DType dtype, const Shape& shape)>;
+
+// One tensor of a request on this rank.
+struct Contribution {
+  TensorView input;
+  // Where the result goes when its shape is that of the input (allreduce,
+  // broadcast); may be the input itself. For other kinds data is null, and the
+  // request's allocator is asked.
+  TensorView output;
+  // alltoall: rows of the first dimension for each rank; empty means even.
+  std::vector<int64_t> splits;
+};
+
+struct Request {
+  std::string name;  // the same on all ranks; unique among requests in flight
+  OpKind kind = OpKind::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  int root_rank = -1;  // global rank; broadcast only
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int process_set = 0;         // 0: all ranks
+  std::string method = "none";  // canonical compression spec; part of what ranks must agree on
+  // Requests of different streams never share a predicted message: an optimizer
+  // gives its gradients a stream of their own, so that a metric which is reduced
+  // now and then does not hold them up.
+  uint32_t stream = 0;
+
+  std::vector<Contribution> tensors;
+  OutputAllocator allocate;
+  // Keeps the memory behind the views alive. Dropped by the thread that waits
+  // (a framework may need its own lock to release a tensor), else with the ticket.
+  std::shared_ptr<void> keep_alive;
+
+  std::vector<int> ranks;  // kAddProcessSet: members; kRemoveProcessSet: {id}
+};
+
+}  // namespace dad

@@ -1,0 +1,50 @@
+// A tensor as the core sees it: a pointer with a shape and a type. Owns nothing.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace dad {
+
+enum class DType : uint8_t {
+  kUint8 = 0,
+  kInt8,
+  kInt16,
+  kInt32,
+  kInt64,
+  kFloat16,
+  kBFloat16,
+  kFloat32,
+  kFloat64,
+  kBool,
+};
+inline constexpr int kNumDTypes = 10;
+
+size_t SizeOf(DType dtype);
+const char* Name(DType dtype);  // "float32"
+bool IsFloating(DType dtype);
+
+// Where the bytes live. Only kCpu is served today; the device fields are the
+// place that the NCCL transport will use, so that no signature changes then.
+enum class DeviceType : uint8_t { kCpu = 0, kCuda };
+
+using Shape = std::vector<int64_t>;
+std::string ToString(const Shape& shape);  // "[10,4]"
+int64_t NumElements(const Shape& shape);
+
+struct TensorView {
+  void* data = nullptr;
+  DType dtype = DType::kFloat32;
+  Shape shape;
+  DeviceType device = DeviceType::kCpu;
+  int device_index = -1;
+  void* ready_event = nullptr;  // device tensors: work on `data` may start after this event
+
+  int64_t num_elements() const { return NumElements(shape); }
+  size_t num_bytes() const { return static_cast<size_t>(num_elements()) * SizeOf(dtype); }
+  std::byte* bytes() const { return static_cast<std::byte*>(data); }
+};
+
+}  // namespace dad

@@ -1,0 +1,34 @@
+// The receipt for a submitted request: the only road back from the worker.
+// Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "dad/status.h"
+
+namespace dad {
+
+class Ticket {
+ public:
+  virtual ~Ticket() = default;
+
+  virtual bool Done() const = 0;
+
+  // Blocks until done or until `timeout` has passed (kTimeout; the request goes
+  // on). A negative timeout waits for ever: the engine bounds it, since a dead or
+  // silent peer fails every ticket.
+  virtual Status Wait(std::chrono::milliseconds timeout = std::chrono::milliseconds(-1)) = 0;
+
+  // Calls `done` once with the final status: on the worker thread, or at once
+  // when the ticket is done already. At most one callback per ticket.
+  virtual void OnDone(std::function<void(const Status&)> done) = 0;
+
+  // Valid after a successful Wait.
+  virtual const std::vector<int64_t>& received_splits() const = 0;  // alltoall
+  virtual int64_t value() const = 0;  // join: the last rank; add process set: its id
+};
+
+}  // namespace dad

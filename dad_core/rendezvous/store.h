@@ -1,0 +1,26 @@
+// A key-value store through which ranks find each other at start-up.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dad/status.h"
+
+namespace dad {
+
+class Store {
+ public:
+  virtual ~Store() = default;
+  virtual Status Set(const std::string& key, const std::string& value) = 0;
+  // Waits for the key; kTimeout names it.
+  virtual Result<std::string> Get(const std::string& key, std::chrono::milliseconds timeout) = 0;
+  virtual Status Delete(const std::string& key) = 0;
+};
+
+// url: "http://ADDR:PORT" (a key lives at /<scope>/<key>, as horovodrun serves it)
+// or "file:///DIR". `scope` keeps one job and one init() apart from the next.
+Result<std::unique_ptr<Store>> OpenStore(const std::string& url, const std::string& scope);
+
+}  // namespace dad

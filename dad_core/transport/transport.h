@@ -1,0 +1,142 @@
+// A Transport joins a fixed set of ranks and moves messages between them. It
+// knows no exchange and no engine. Backends are plug-ins (registry.h).
+//
+// Two faces:
+//  - messages, for the engine: Send never blocks; what comes in is handed to a
+//    sink by the transport's own thread. No receive has to be posted, so a message
+//    takes one one-way delay.
+//  - collectives, blocking and with a timeout: for start-up agreements, and for
+//    transports with native ones. The defaults here are built from messages.
+//
+// Thread-safe. Messages from one peer arrive in the order they were sent.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/tensor_view.h"
+#include "util/aligned_buffer.h"
+#include "util/gather_buffer.h"
+#include "wire/message.h"
+
+namespace dad {
+
+// Takes what arrives. Called by the transport's thread, one call at a time per
+// peer; must not block for long and must not call back into Close.
+class MessageSink {
+ public:
+  virtual ~MessageSink() = default;
+
+  // The header of a message with a payload has come: where shall the payload go?
+  // Null: the transport takes a buffer of its own.
+  virtual std::byte* Reserve(int peer, const MessageHeader& header) {
+    (void)peer, (void)header;
+    return nullptr;
+  }
+
+  // A whole message. `payload` is empty when it was written where Reserve said.
+  virtual void Deliver(int peer, const MessageHeader& header, AlignedBuffer payload) = 0;
+
+  // The connection is gone without a goodbye. Once per peer; nothing follows.
+  virtual void PeerLost(int peer, const Status& why) = 0;
+};
+
+struct TransportCounters {
+  int64_t bytes_sent = 0;  // as handed to the kernel, headers included
+  int64_t bytes_received = 0;
+  int64_t messages_sent = 0;
+};
+
+class Transport {
+ public:
+  using Millis = std::chrono::milliseconds;
+
+  Transport(int rank, int size) : rank_(rank), size_(size) {}
+  virtual ~Transport() = default;
+  Transport(const Transport&) = delete;
+  Transport& operator=(const Transport&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  virtual std::string_view name() const = 0;
+  virtual TransportCounters counters() const = 0;
+
+  // Messages that came before the sink was set are handed to it first. Null
+  // detaches: after the call returns the old sink is not called any more.
+  void SetSink(MessageSink* sink);
+
+  // Queues a message; `keep` is released when its last byte has left this
+  // process, or when the peer is lost. header.payload_bytes is filled in here.
+  // Never blocks; a lost peer swallows it (the sink has been told).
+  virtual void Send(int peer, MessageHeader header, GatherBuffer payload,
+                    std::shared_ptr<void> keep) = 0;
+
+  // Waits until everything queued has left.
+  virtual Status Flush(Millis timeout) = 0;
+
+  // Ends all connections; queued messages are dropped. Afterwards neither sink
+  // nor reserved memory is touched. Idempotent.
+  virtual void Close() = 0;
+
+  // ---- Collectives: every rank calls the same ones in the same order. ----
+  // On failure the status names the peer; the transport is then good for Close only.
+  virtual Status AllReduce(const TensorView& inout, ReduceOp op, Millis timeout);
+  // counts: bytes from each rank; out holds them one after the other.
+  virtual Status AllGatherV(ByteSpan mine, std::span<const size_t> counts,
+                            std::span<std::byte> out, Millis timeout);
+  virtual Status Broadcast(std::span<std::byte> inout, int root, Millis timeout);
+  // inout is size() blocks; counts in elements; this rank's sum goes to out.
+  virtual Status ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
+                               const TensorView& out, ReduceOp op, Millis timeout);
+  virtual Status AllToAllV(ByteSpan in, std::span<const size_t> send_counts,
+                           std::span<std::byte> out, std::span<const size_t> receive_counts,
+                           Millis timeout);
+  virtual Status SendTo(int peer, uint64_t tag, ByteSpan bytes, Millis timeout);
+  virtual Status ReceiveFrom(int peer, uint64_t tag, std::span<std::byte> bytes, Millis timeout);
+  virtual Status Barrier(Millis timeout);
+
+  // Gathers one blob of any length from every rank.
+  Result<std::vector<std::vector<std::byte>>> AllGatherBlobs(ByteSpan mine, Millis timeout);
+
+ protected:
+  // For backends: what arrived. Collective messages go to the mailbox, the rest
+  // to the sink (or wait for one).
+  std::byte* ReserveFor(int peer, const MessageHeader& header);
+  void DeliverMessage(int peer, const MessageHeader& header, AlignedBuffer payload);
+  void ReportLost(int peer, Status why);
+
+ private:
+  Result<AlignedBuffer> TakeCollective(int peer, uint64_t tag, Millis timeout);
+
+  const int rank_;
+  const int size_;
+
+  std::mutex sink_mutex_;  // held while the sink is called
+  MessageSink* sink_ = nullptr;
+  struct Early {
+    int peer;
+    MessageHeader header;
+    AlignedBuffer payload;
+  };
+  std::deque<Early> early_;  // until there is a sink
+
+  std::mutex mailbox_mutex_;
+  std::condition_variable mailbox_arrived_;
+  std::map<std::pair<int, uint64_t>, std::deque<AlignedBuffer>> mailbox_;
+  std::map<int, Status> lost_;
+  uint64_t next_tag_ = 0;  // of built-in collectives
+};
+
+}  // namespace dad

@@ -1,0 +1,52 @@
+// Bytes to be sent, gathered from many places in order: small pieces are copied
+// into the buffer, large ones are referenced where they lie, so that a big tensor
+// goes to the wire without a copy.
+#pragma once
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <vector>
+
+namespace dad {
+
+using ByteSpan = std::span<const std::byte>;
+
+class GatherBuffer {
+ public:
+  // Copies.
+  void Append(const void* data, size_t num_bytes);
+  void Append(ByteSpan bytes) { Append(bytes.data(), bytes.size()); }
+  template <typename T>
+  void AppendValue(const T& value) {
+    Append(&value, sizeof value);
+  }
+
+  // Room for the caller to fill before the next call on this buffer.
+  std::span<std::byte> Extend(size_t num_bytes);
+
+  // Does not copy (small ranges excepted): `data` must stay as it is until the
+  // message has left. The one who sends says how that is ensured.
+  void Reference(const void* data, size_t num_bytes);
+
+  size_t size() const { return size_; }
+  bool has_references() const { return has_references_; }
+
+  // The pieces in order; valid until the buffer changes or dies.
+  std::vector<ByteSpan> Pieces() const;
+
+  static constexpr size_t kCopyBelow = 2048;
+
+ private:
+  struct Piece {
+    const std::byte* referenced;  // null: in store_
+    size_t offset;
+    size_t num_bytes;
+  };
+  std::vector<std::byte> store_;
+  std::vector<Piece> pieces_;
+  size_t size_ = 0;
+  bool has_references_ = false;
+};
+
+}  // namespace dad
