@@ -18,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -34,13 +35,14 @@
 namespace dad {
 
 // Takes what arrives. Called by the transport's thread, one call at a time per
-// peer; must not block for long and must not call back into Close.
+// peer; must not block for long and must not call SetSink or Close.
 class MessageSink {
  public:
   virtual ~MessageSink() = default;
 
   // The header of a message with a payload has come: where shall the payload go?
-  // Null: the transport takes a buffer of its own.
+  // Null: the transport takes a buffer of its own. The memory is the transport's
+  // until Deliver, PeerLost or Close.
   virtual std::byte* Reserve(int peer, const MessageHeader& header) {
     (void)peer, (void)header;
     return nullptr;
@@ -49,7 +51,8 @@ class MessageSink {
   // A whole message. `payload` is empty when it was written where Reserve said.
   virtual void Deliver(int peer, const MessageHeader& header, AlignedBuffer payload) = 0;
 
-  // The connection is gone without a goodbye. Once per peer; nothing follows.
+  // The connection is gone without a goodbye (a peer that sent kGoodbye leaves
+  // without this call). Once per peer; nothing follows.
   virtual void PeerLost(int peer, const Status& why) = 0;
 };
 
@@ -62,6 +65,7 @@ struct TransportCounters {
 class Transport {
  public:
   using Millis = std::chrono::milliseconds;
+  using Clock = std::chrono::steady_clock;
 
   Transport(int rank, int size) : rank_(rank), size_(size) {}
   virtual ~Transport() = default;
@@ -73,7 +77,7 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual TransportCounters counters() const = 0;
 
-  // Messages that came before the sink was set are handed to it first. Null
+  // What came before the sink was set is handed to it first, by this thread. Null
   // detaches: after the call returns the old sink is not called any more.
   void SetSink(MessageSink* sink);
 
@@ -83,11 +87,12 @@ class Transport {
   virtual void Send(int peer, MessageHeader header, GatherBuffer payload,
                     std::shared_ptr<void> keep) = 0;
 
-  // Waits until everything queued has left.
+  // Waits until everything queued has left; kTimeout if it does not.
   virtual Status Flush(Millis timeout) = 0;
 
-  // Ends all connections; queued messages are dropped. Afterwards neither sink
-  // nor reserved memory is touched. Idempotent.
+  // Ends all connections; queued messages are dropped, later ones swallowed.
+  // Afterwards neither sink nor reserved memory is touched. Idempotent. Waits for
+  // a sink call that is under way: hold no lock that the sink takes.
   virtual void Close() = 0;
 
   // ---- Collectives: every rank calls the same ones in the same order. ----
@@ -97,7 +102,7 @@ class Transport {
   virtual Status AllGatherV(ByteSpan mine, std::span<const size_t> counts,
                             std::span<std::byte> out, Millis timeout);
   virtual Status Broadcast(std::span<std::byte> inout, int root, Millis timeout);
-  // inout is size() blocks; counts in elements; this rank's sum goes to out.
+  // `in` is size() blocks, counts in elements; the sum of this rank's block goes to out.
   virtual Status ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
                                const TensorView& out, ReduceOp op, Millis timeout);
   virtual Status AllToAllV(ByteSpan in, std::span<const size_t> send_counts,
@@ -118,7 +123,17 @@ class Transport {
   void ReportLost(int peer, Status why);
 
  private:
-  Result<AlignedBuffer> TakeCollective(int peer, uint64_t tag, Millis timeout);
+  // Building blocks of the default collectives (collectives.cc).
+  uint64_t NextTag();
+  void Post(int peer, uint64_t tag, ByteSpan bytes, std::shared_ptr<void> keep);
+  Result<AlignedBuffer> Take(int peer, uint64_t tag, Clock::time_point deadline,
+                             const char* what);
+  Result<AlignedBuffer> TakeExactly(int peer, uint64_t tag, size_t num_bytes,
+                                    Clock::time_point deadline, const char* what);
+
+  // Sends blocks[r] to rank r and adds up, into `out`, what the others send here.
+  Status ReduceBlocks(std::span<const ByteSpan> blocks, std::shared_ptr<void> keep,
+                      const TensorView& out, ReduceOp op, Millis timeout, const char* what);
 
   const int rank_;
   const int size_;
@@ -129,11 +144,13 @@ class Transport {
     int peer;
     MessageHeader header;
     AlignedBuffer payload;
+    Status lost;  // not OK: no message but the end of that peer
   };
   std::deque<Early> early_;  // until there is a sink
+  std::set<int> ended_;      // peers that said goodbye or are lost
 
   std::mutex mailbox_mutex_;
-  std::condition_variable mailbox_arrived_;
+  std::condition_variable mailbox_changed_;
   std::map<std::pair<int, uint64_t>, std::deque<AlignedBuffer>> mailbox_;
   std::map<int, Status> lost_;
   uint64_t next_tag_ = 0;  // of built-in collectives
