@@ -3,6 +3,8 @@
 set(frameworks "")
 if(TARGET dad_torch)
   list(APPEND frameworks "torch ${DAD_TORCH_VERSION}")
+else()
+  set(DAD_TORCH_VERSION "")
 endif()
 
 function(json_list out)

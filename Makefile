@@ -1,0 +1,51 @@
+# The commands of this project. `make help` lists them.
+VENV := .venv
+PYTHON_FILES := python tests examples scripts setup.py $(wildcard benchmarks tools)
+CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tools benchmarks)
+CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc')
+
+help:  ## this list
+	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+
+setup:  ## system packages, .venv, the build, dad in .venv; a second run takes seconds
+	@scripts/setup.sh
+
+build:  ## only the C++ build, incremental
+	@scripts/setup.sh build
+
+demo: setup  ## four processes train on Fashion-MNIST
+	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
+
+test: setup  ## all tests, C++ and Python
+	build/tests/cpp/dad_tests --gtest_brief=1
+	$(VENV)/bin/python -m pytest -q
+
+test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
+	@scripts/sanitize.sh
+
+lint:  ## clang-format and ruff, changing nothing
+	@scripts/setup.sh packages venv
+	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	@$(VENV)/bin/ruff check $(PYTHON_FILES)
+	@$(VENV)/bin/ruff format --check $(PYTHON_FILES)
+
+format:  ## clang-format and ruff, in place
+	@scripts/setup.sh packages venv
+	@$(VENV)/bin/clang-format -i $(CPP_FILES)
+	@$(VENV)/bin/ruff check --fix $(PYTHON_FILES)
+	@$(VENV)/bin/ruff format $(PYTHON_FILES)
+
+bench: setup  ## benchmarks, as ratios against torch.distributed
+	@$(VENV)/bin/python benchmarks/run.py
+
+docs: setup  ## docs/options.md, from the table in the core
+	@$(VENV)/bin/python scripts/gen_options_doc.py
+
+wheel: setup  ## a wheel in dist/, for the torch in .venv
+	@$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps -w dist .
+	@ls -l dist
+
+clean:  ## what was built; not .venv
+	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
+
+.PHONY: help setup build demo test test-sanitize lint format bench docs wheel clean

@@ -1,0 +1,127 @@
+#!/bin/bash
+# Brings everything that dad needs: scripts/setup.sh [packages] [venv] [build] [install]
+# With no argument, all four in turn. A step that has nothing to do takes no time.
+#
+#   packages   Debian packages of scripts/packages.txt, if root or sudo; else names them
+#   venv       .venv with the Python packages of requirements-dev.txt
+#   build      C++: build/, libraries into python/dad/_lib
+#   install    dad into .venv, editable: changes in python/ count at once
+#
+# PYTHON=/path/to/python3 chooses the interpreter of .venv.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+say() { echo "setup: $*"; }
+die() { echo "setup: $*" >&2; exit 1; }
+
+missing() { # missing KIND: names of packages of that kind that are not installed
+  local kind name _
+  while read -r kind name _; do
+    [ "$kind" = "$1" ] || continue
+    dpkg-query -W -f='${Status}' "$name" 2>/dev/null | grep -q 'ok installed' || echo "$name"
+  done < scripts/packages.txt
+}
+
+root() { # runs a command as root, or fails
+  if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
+}
+
+packages() {
+  if ! command -v dpkg-query >/dev/null; then
+    say "packages: not a Debian system; see scripts/packages.txt for what is needed"
+    return
+  fi
+  local needed optional
+  needed=$(missing needed) optional=$(missing optional)
+  if [ -z "$needed$optional" ]; then
+    say "packages: all there"
+    return
+  fi
+  say "packages: missing:" $needed $optional
+  if [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
+    say "packages: installing with apt-get"
+    root apt-get update -qq
+    root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $needed $optional \
+      > /dev/null
+    return
+  fi
+  say "packages: neither root nor sudo here; to install them: apt-get install" $needed $optional
+  check_tools
+}
+
+check_tools() { # without root: go on when a build is possible all the same
+  local tool
+  for tool in g++ cmake make; do
+    command -v "$tool" >/dev/null || die "$tool is needed and not there"
+  done
+  say "packages: going on with what is there"
+}
+
+find_python() {
+  local python
+  for python in ${PYTHON:-python3 /usr/bin/python3}; do
+    if "$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then
+      echo "$python"
+      return
+    fi
+  done
+  die "no Python 3.10 or newer with venv; set PYTHON"
+}
+
+current() { # current STAMP FILES...: the stamp was written for these contents
+  local stamp=$1
+  shift
+  [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$(cat "$@" | sha256sum)" ]
+}
+stamp() {
+  local stamp=$1
+  shift
+  cat "$@" | sha256sum > "$stamp"
+}
+
+venv() {
+  if current .venv/requirements.stamp requirements-dev.txt; then
+    say "venv: .venv is current"
+    return
+  fi
+  if [ ! -x .venv/bin/pip ]; then
+    local python
+    python=$(find_python)
+    say "venv: making .venv with $("$python" --version)"
+    "$python" -m venv .venv
+  fi
+  say "venv: installing requirements-dev.txt (torch is large)"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+  stamp .venv/requirements.stamp requirements-dev.txt
+}
+
+build() {
+  say "build: C++ in build/, libraries into python/dad/_lib"
+  mkdir -p build
+  # Shows what is compiled; the rest is in the log.
+  if ! .venv/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build/build.log | compiler_lines; then
+    tail -n 60 build/build.log >&2
+    die "the build failed; the whole log is build/build.log"
+  fi
+  sed -n '/was built for/,$p' build/build.log
+}
+compiler_lines() { grep --line-buffered -E '^\[ *[0-9]+.*(Building|Linking)' || true; }
+
+install() {
+  if current .venv/install.stamp setup.py pyproject.toml python/dad/_version.py && [ -x .venv/bin/dadrun ]; then
+    say "install: dad is in .venv"
+    return
+  fi
+  say "install: dad into .venv, editable"
+  .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps -e .
+  stamp .venv/install.stamp setup.py pyproject.toml python/dad/_version.py
+}
+
+for step in "${@:-packages venv build install}"; do
+  for name in $step; do
+    case $name in
+      packages | venv | build | install) "$name" ;;
+      *) die "no such step: $name" ;;
+    esac
+  done
+done
