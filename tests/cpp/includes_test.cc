@@ -26,8 +26,7 @@ const std::map<std::string, Rooms> kMayInclude = {
     {"exchange", {"dad", "util", "codec", "linalg", "wire"}},
     {"rendezvous", {"dad", "util", "wire", "linalg", "codec"}},
     {"transport", {"dad", "util", "wire", "linalg", "codec", "rendezvous"}},
-    {"runtime",
-     {"dad", "util", "codec", "linalg", "wire", "exchange", "transport", "rendezvous"}},
+    {"runtime", {"dad", "util", "codec", "linalg", "wire", "exchange", "transport", "rendezvous"}},
 };
 
 bool IsSource(const fs::path& path) {
@@ -54,14 +53,15 @@ void ForEachInclude(const fs::path& root, const Visit& visit) {
 TEST(IncludesTest, RoomsOfTheCoreIncludeOnlyWhatTheyMay) {
   const fs::path core = fs::path(DAD_SOURCE_DIR) / "dad_core";
   int seen = 0;
-  ForEachInclude(core, [&](const fs::path& file, const std::string& target, const std::string& line) {
-    ++seen;
-    const fs::path relative = fs::relative(file, core);
-    const std::string room = RoomOf(relative);
-    const auto rule = kMayInclude.find(room);
-    ASSERT_NE(rule, kMayInclude.end()) << relative << ": a room that the rules do not know";
-    EXPECT_TRUE(target == room || rule->second.count(target)) << relative << ": " << line;
-  });
+  ForEachInclude(
+      core, [&](const fs::path& file, const std::string& target, const std::string& line) {
+        ++seen;
+        const fs::path relative = fs::relative(file, core);
+        const std::string room = RoomOf(relative);
+        const auto rule = kMayInclude.find(room);
+        ASSERT_NE(rule, kMayInclude.end()) << relative << ": a room that the rules do not know";
+        EXPECT_TRUE(target == room || rule->second.count(target)) << relative << ": " << line;
+      });
   EXPECT_GT(seen, 0) << "no sources below " << core;
 }
 
@@ -69,10 +69,11 @@ TEST(IncludesTest, FrameworkOpsSeeOnlyThePublicHeaders) {
   for (const char* folder : {"torch_ops", "tf_ops", "python/bindings"}) {
     const fs::path root = fs::path(DAD_SOURCE_DIR) / folder;
     if (!fs::exists(root)) continue;
-    ForEachInclude(root, [&](const fs::path& file, const std::string& target, const std::string& line) {
-      const bool private_room = kMayInclude.count(target) != 0;
-      EXPECT_FALSE(private_room) << file << ": " << line;
-    });
+    ForEachInclude(root,
+                   [&](const fs::path& file, const std::string& target, const std::string& line) {
+                     const bool private_room = kMayInclude.count(target) != 0;
+                     EXPECT_FALSE(private_room) << file << ": " << line;
+                   });
   }
 }
 
