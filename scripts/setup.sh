@@ -100,7 +100,7 @@ build() {
   mkdir -p build
   # Shows what is compiled; the rest is in the log.
   if ! .venv/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build/build.log | compiler_lines; then
-    tail -n 60 build/build.log >&2
+    sed -n '/^FAILED/,$p' build/build.log | grep . || tail -n 40 build/build.log
     die "the build failed; the whole log is build/build.log"
   fi
   sed -n '/was built for/,$p' build/build.log
