@@ -1,0 +1,1 @@
+"""dadrun: starts one process per rank, on this host and on others, and ends them together."""

@@ -1,0 +1,171 @@
+"""Runs the command of one rank, and ends it when the launcher is gone.
+
+    python child.py  <  the length of a JSON text, a newline, that text, then commands of one byte each
+
+The text: {"command": [...], "env": {...} or null, "cwd": "...", "silence_seconds": 0, "grace_seconds": 5}.
+The commands: T ends the process group (SIGTERM, SIGKILL after the grace time), K kills it at once,
+any other byte is a sign of life. The end of the input means that the launcher or the
+connection to it is gone, and so does `silence_seconds` without a byte (0: wait for ever).
+
+The command's output goes to our own stdout and stderr, untouched. We exit with the command's
+code, or 128 + N if signal N killed it, as shells do.
+
+On other hosts this file's text is run with `python -c`, so it needs nothing but Python.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import select
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def prctl(option, value):
+    ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+class Child:
+    def __init__(self, spec):
+        self.grace_seconds = spec.get("grace_seconds", 5)
+        self.exit_code = None
+        self.kill_at = None
+        # The write end wakes the loop below when a signal arrives.
+        self.wakeup, write_end = os.pipe()
+        os.set_blocking(write_end, False)
+        signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, lambda *_: self.terminate())
+        signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+        # Orphans of the rank become ours, so that we can wait for the end of the whole group.
+        prctl(PR_SET_CHILD_SUBREAPER, 1)
+        # The launcher's death is seen even if a fork of it still holds our input open.
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        self.pid = self.start(spec)
+
+    def start(self, spec):
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            # Both sides do it: whoever is first, the group exists before it is signalled.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            return pid
+        try:
+            os.setpgid(0, 0)
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+            if os.getppid() != parent:
+                os._exit(1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+                signal.signal(number, signal.SIG_DFL)
+            signal.set_wakeup_fd(-1)
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            environment = spec.get("env") or dict(os.environ)
+            command = spec["command"]
+            self.change_directory(spec.get("cwd"), environment)
+            os.execvpe(command[0], command, environment)
+        except OSError as error:
+            os.write(2, f"dadrun: cannot start {command[0]}: {error.strerror}\n".encode())
+        finally:
+            os._exit(127)
+
+    @staticmethod
+    def change_directory(wanted, environment):
+        try:
+            if wanted:
+                os.chdir(wanted)
+        except OSError as error:
+            here = os.getcwd()
+            environment["PWD"] = here
+            os.write(2, f"dadrun: {wanted}: {error.strerror}; running in {here}\n".encode())
+
+    def signal_group(self, number):
+        """False when no process of the group is left."""
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def terminate(self):
+        if self.kill_at is None:
+            self.signal_group(signal.SIGTERM)
+            self.kill_at = time.monotonic() + self.grace_seconds
+
+    def reap(self):
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.pid:
+                code = os.waitstatus_to_exitcode(status)
+                self.exit_code = code if code >= 0 else 128 - code
+
+    def run(self, silence_seconds):
+        inputs = [0, self.wakeup]
+        last_sign = time.monotonic()
+        while True:
+            self.reap()
+            if self.exit_code is not None:
+                # What the rank started and left running goes with it.
+                self.terminate()
+                if not self.signal_group(0):
+                    return self.exit_code
+            now = time.monotonic()
+            if self.kill_at is not None and now >= self.kill_at:
+                self.signal_group(signal.SIGKILL)
+            if silence_seconds and 0 in inputs and now - last_sign > silence_seconds:
+                inputs.remove(0)
+                self.terminate()
+            busy = self.kill_at is not None
+            ready, _, _ = select.select(inputs, [], [], 0.02 if busy else 1.0)
+            if self.wakeup in ready:
+                os.read(self.wakeup, 4096)
+            if 0 in ready:
+                data = os.read(0, 4096)
+                last_sign = now
+                if b"K" in data:
+                    self.terminate()
+                    self.kill_at = now
+                elif b"T" in data or not data:
+                    self.terminate()
+                if not data:
+                    inputs.remove(0)
+
+
+def read_exactly(size):
+    """Unbuffered: what follows must stay in the pipe for select."""
+    data = b""
+    while len(data) < size:
+        more = os.read(0, size - len(data))
+        if not more:
+            sys.exit("dadrun: the launcher went away before it said what to run")
+        data += more
+    return data
+
+
+def read_spec():
+    length = b""
+    while not length.endswith(b"\n"):
+        length += read_exactly(1)
+    return json.loads(read_exactly(int(length)))
+
+
+def main():
+    spec = read_spec()
+    sys.exit(Child(spec).run(spec.get("silence_seconds", 0)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The command dadrun."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from dad._version import __version__
+from dad.runner.errors import LaunchError
+from dad.runner.flags import ELASTIC_ARGUMENTS, make_parser
+from dad.runner.hosts import Host, parse_hostfile, parse_hosts
+from dad.runner.launch import DEFAULT_START_TIMEOUT_SECONDS, LaunchPlan, launch
+from dad.runner.settings import read_config_file, variables_from
+from dad.runner.ssh import SshOptions
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    try:
+        return _run(args)
+    except LaunchError as error:
+        print(f"dadrun: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.version:
+        print(__version__)
+        return 0
+    if args.check_build:
+        from dad.runner.check_build import describe_build
+
+        print(describe_build())
+        return 0
+    if args.config_file:
+        read_config_file(args)
+    _refuse_unavailable(args)
+    if args.doctor:
+        from dad.runner.doctor import examine
+
+        return examine(_hosts(args) if args.hosts or args.hostfile else [], _ssh(args))
+    plan = _plan(args)
+    if args.controller == "mpi":
+        from dad.runner.mpi import launch_with_mpirun
+
+        return launch_with_mpirun(plan, args.mpi_args, args.binding_args)
+    return launch(plan)
+
+
+def _refuse_unavailable(args: argparse.Namespace) -> None:
+    for argument in ELASTIC_ARGUMENTS:
+        if getattr(args, argument) is not None:
+            flag = "--" + argument.replace("_", "-")
+            raise LaunchError(
+                f"{flag}: elastic launching is not available in this version; "
+                "use a fixed number of processes: dadrun -np N -H host:slots,… command"
+            )
+    if args.controller == "jsrun":
+        raise LaunchError("--jsrun is not served; use --gloo (the default) or --mpi")
+
+
+def _plan(args: argparse.Namespace) -> LaunchPlan:
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    if not command:
+        raise LaunchError("no command given; for example: dadrun -np 2 python train.py (dadrun --help)")
+    interfaces = args.network_interfaces
+    if args.network_interface:
+        interfaces = ",".join(filter(None, [interfaces, *args.network_interface]))
+    return LaunchPlan(
+        hosts=_hosts(args),
+        command=command,
+        num_proc=args.num_proc,
+        variables=variables_from(args),
+        ssh=_ssh(args),
+        interfaces=interfaces,
+        output_dir=args.output_filename,
+        timestamps=args.prefix_output_with_timestamp,
+        start_timeout=args.start_timeout or DEFAULT_START_TIMEOUT_SECONDS,
+        verbose=args.verbose,
+    )
+
+
+def _hosts(args: argparse.Namespace) -> list[Host]:
+    if args.hosts:
+        return parse_hosts(args.hosts)
+    if args.hostfile:
+        return parse_hostfile(args.hostfile)
+    if args.num_proc is None:
+        raise LaunchError("how many processes? For example: dadrun -np 2 python train.py")
+    if args.num_proc < 1:
+        raise LaunchError(f"-np {args.num_proc}: at least one process is needed")
+    return [Host("localhost", args.num_proc)]
+
+
+def _ssh(args: argparse.Namespace) -> SshOptions:
+    return SshOptions(args.ssh_port, args.ssh_identity_file)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,196 @@
+"""The flags of dadrun: horovodrun's, with the same spelling and meaning, and a few of ours."""
+
+from __future__ import annotations
+
+import argparse
+
+_EPILOG = """\
+examples:
+  dadrun -np 4 python train.py                        four processes on this machine
+  dadrun -np 4 -H node1:2,node2:2 python train.py     two on each host, over ssh
+  dadrun -np 4 --compression rank_dad:rank=4 python train.py
+  dadrun --doctor                                     is everything there, and does it work?
+
+The exit code is 0, that of the rank that failed first (128 + N if signal N killed it), or 130 after Ctrl-C.
+"""
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=38, width=110)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="dadrun",
+        usage="dadrun -np N [-H host:slots,…] [options] command [arguments]",
+        description="Starts one process per rank, shows their output, and ends them together.",
+        epilog=_EPILOG,
+        formatter_class=_Formatter,
+        allow_abbrev=False,
+    )
+    _add_basic(parser)
+    _add_hosts(parser.add_argument_group("hosts"))
+    _add_dad(parser.add_argument_group("dad"))
+    _add_tuning(parser.add_argument_group("tuning"))
+    _add_observing(parser.add_argument_group("timeline, stalls, logging"))
+    _add_libraries(parser.add_argument_group("transports"))
+    _add_elastic(parser.add_argument_group("elastic launching (not available in this version)"))
+    parser.add_argument(
+        "command",
+        nargs=argparse.REMAINDER,
+        metavar="command",
+        help="what every rank runs, with its arguments",
+    )
+    return parser
+
+
+def _add_basic(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("-v", "--version", action="store_true", help="print the version")
+    add(
+        "-np",
+        "--num-proc",
+        type=int,
+        metavar="N",
+        help="number of processes (default: all slots of the hosts)",
+    )
+    add("-cb", "--check-build", action="store_true", help="what this installation was built with")
+    add("--verbose", action="store_true", help="say what is started where")
+    add("--disable-cache", action="store_true", help="accepted; dadrun caches nothing")
+    add(
+        "--start-timeout",
+        type=float,
+        metavar="S",
+        help="seconds for hosts to answer and for ranks to find each other",
+    )
+    add("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and …/stderr")
+    add(
+        "-prefix-timestamp",
+        "--prefix-output-with-timestamp",
+        action="store_true",
+        help="the time in front of every line of output",
+    )
+    add("--config-file", metavar="YAML", help="settings from a file; flags win over it")
+
+
+def _add_hosts(group: argparse._ArgumentGroup) -> None:
+    which = group.add_mutually_exclusive_group()
+    which.add_argument(
+        "-H", "--hosts", metavar="HOST:SLOTS,…", help="where to start; ranks fill hosts in this order"
+    )
+    which.add_argument("-hostfile", "--hostfile", metavar="FILE", help='lines "host slots=N"')
+    which.add_argument("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
+    group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the hosts' ssh servers")
+    group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    group.add_argument("--network-interfaces", metavar="A,B", help="interfaces that ranks use to talk")
+    group.add_argument(
+        "--network-interface", action="append", metavar="A", help="one interface; may be given several times"
+    )
+
+
+def _add_dad(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add(
+        "--compression",
+        metavar="METHOD",
+        help="for scripts that choose none, e.g. rank_dad:rank=4 (DAD_COMPRESSION)",
+    )
+    add(
+        "--doctor",
+        action="store_true",
+        help="check this installation (and the hosts of -H) with a real exchange",
+    )
+    add("--report", metavar="FILE", help="bytes and times at exit (DAD_REPORT)")
+    add("--plan", action="store_const", const=True, help="print the plan after the first steps (DAD_PLAN)")
+
+
+def _add_tuning(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--fusion-threshold-mb", type=_non_negative, metavar="MB", help="size of fused messages")
+    add("--cycle-time-ms", type=_non_negative, metavar="MS", help="how long newly ready tensors are gathered")
+    add("--cache-capacity", type=int, metavar="N", help="how many tensors the ranks remember")
+    _add_switch(group, "autotune", "try settings out during the first steps and keep the fastest")
+    add("--autotune-log-file", metavar="FILE", help="what autotuning tried (CSV)")
+    for name in ("warmup-samples", "steps-per-sample", "bayes-opt-max-samples"):
+        add(f"--autotune-{name}", type=int, metavar="N", help="passed on")
+    add("--autotune-gaussian-process-noise", type=float, metavar="X", help="passed on")
+    for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
+        _add_switch(group, name, "passed on; dad chooses by itself")
+
+
+def _add_observing(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--timeline-filename", metavar="FILE", help='Chrome trace; join ranks with "dad timeline merge"')
+    _add_switch(group, "timeline-mark-cycles", "mark negotiations in the trace")
+    _add_switch(group, "stall-check", "warn of tensors that some ranks have not submitted (default: on)")
+    add(
+        "--stall-check-warning-time-seconds",
+        type=_non_negative,
+        metavar="S",
+        help="age at which the warning comes",
+    )
+    add(
+        "--stall-check-shutdown-time-seconds",
+        type=_non_negative,
+        metavar="S",
+        help="age at which ranks give up",
+    )
+    levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+    add("--log-level", type=str.upper, choices=levels, metavar="LEVEL", help=", ".join(levels))
+    time = group.add_mutually_exclusive_group()
+    shown = {"dest": "log_with_timestamp", "default": None}
+    time.add_argument("--log-with-timestamp", action="store_true", help="time stamps in log lines", **shown)
+    time.add_argument("--log-without-timestamp", action="store_false", help="none", **shown)
+    time.add_argument("--no-log-hide-timestamp", action="store_true", help=argparse.SUPPRESS, **shown)
+    time.add_argument("--log-hide-timestamp", action="store_false", help=argparse.SUPPRESS, **shown)
+
+
+def _add_libraries(group: argparse._ArgumentGroup) -> None:
+    which = group.add_mutually_exclusive_group()
+    chosen = {"dest": "controller", "action": "store_const", "default": None}
+    which.add_argument("--gloo", const="gloo", help="TCP, no MPI needed (default)", **chosen)
+    which.add_argument("--mpi", const="mpi", help="start with mpirun, move data with MPI", **chosen)
+    which.add_argument("--jsrun", const="jsrun", help=argparse.SUPPRESS, **chosen)
+    add = group.add_argument
+    add("--mpi-args", metavar="ARGS", help='for mpirun, e.g. --mpi-args="--mca btl tcp,self"')
+    add("--binding-args", metavar="ARGS", help="process binding for mpirun")
+    add("--gloo-timeout-seconds", type=_non_negative, metavar="S", help="silence of a peer that is an error")
+    _add_switch(group, "mpi-threads-disable", "passed on")
+    add("--tcp", action="store_const", const=True, help="no InfiniBand for NCCL (NCCL_IB_DISABLE)")
+    add("--num-nccl-streams", type=int, metavar="N", help="passed on")
+    add("--thread-affinity", type=int, metavar="CORE", help="passed on")
+
+
+def _add_elastic(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--min-np", "--min-num-proc", dest="min_np", type=int, help=argparse.SUPPRESS)
+    add("--max-np", "--max-num-proc", dest="max_np", type=int, help=argparse.SUPPRESS)
+    add("--slots-per-host", type=int, help=argparse.SUPPRESS)
+    add("--elastic-timeout", type=int, help=argparse.SUPPRESS)
+    add("--reset-limit", type=int, help=argparse.SUPPRESS)
+    add("--blacklist-cooldown-range", type=int, nargs=2, help=argparse.SUPPRESS)
+
+
+ELASTIC_ARGUMENTS = (
+    "host_discovery_script",
+    "min_np",
+    "max_np",
+    "slots_per_host",
+    "elastic_timeout",
+    "reset_limit",
+    "blacklist_cooldown_range",
+)
+
+
+def _add_switch(group: argparse._ArgumentGroup, name: str, meaning: str) -> None:
+    """--name and --no-name; None when neither is given."""
+    group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=meaning)
+
+
+def _non_negative(text: str) -> float:
+    value = float(text)
+    if not value >= 0:
+        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    # Whole numbers stay whole in the environment.
+    return int(value) if value == int(value) else value

@@ -1,0 +1,160 @@
+"""From hosts and a command to a running job."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+from dad.runner import network, remote
+from dad.runner.errors import LaunchError
+from dad.runner.hosts import Host, Slot, assign_ranks
+from dad.runner.job import Job, RankProcess
+from dad.runner.output import RankStream, open_copies
+from dad.runner.rendezvous import RendezvousServer
+from dad.runner.ssh import SshOptions, check_hosts
+
+DEFAULT_START_TIMEOUT_SECONDS = 30.0
+_LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True)
+class LaunchPlan:
+    """All that a launch needs to know."""
+
+    hosts: list[Host]
+    command: list[str]
+    num_proc: int | None = None
+    # On top of the launcher's own environment.
+    variables: dict[str, str] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=lambda: dict(os.environ))
+    ssh: SshOptions = SshOptions()
+    interfaces: str | None = None
+    output_dir: str | None = None
+    timestamps: bool = False
+    start_timeout: float = DEFAULT_START_TIMEOUT_SECONDS
+    verbose: bool = False
+
+
+@dataclass(frozen=True)
+class Network:
+    """Where the ranks find the rendezvous server, and which interfaces they use."""
+
+    remote_hosts: list[str]
+    address: str
+    interfaces: str | None
+
+    @property
+    def bind_address(self) -> str:
+        """A job of this machine alone is nobody else's business."""
+        return "" if self.remote_hosts else _LOOPBACK
+
+
+def plan_network(hosts: list[str], interfaces: str | None) -> Network:
+    remote_hosts = [host for host in dict.fromkeys(hosts) if not network.is_local(host)]
+    if not remote_hosts:
+        return Network([], _LOOPBACK, interfaces or network.loopback_interface())
+    if interfaces is None:
+        return Network(remote_hosts, network.address_towards(remote_hosts[0]), None)
+    ours = network.interface_addresses()
+    for name in interfaces.split(","):
+        if name in ours:
+            return Network(remote_hosts, ours[name], interfaces)
+    raise LaunchError(
+        f"--network-interfaces {interfaces}: this machine has none of them; it has {', '.join(ours)}"
+    )
+
+
+def launch(plan: LaunchPlan, server: RendezvousServer | None = None) -> int:
+    """Starts the ranks, waits for them, and returns the exit code of dadrun.
+
+    A `server` that is given must be reachable from all hosts; it is not stopped.
+    """
+    slots = assign_ranks(plan.hosts, plan.num_proc)
+    net = plan_network([slot.host for slot in slots], plan.interfaces)
+    check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
+    own_server = RendezvousServer(net.bind_address) if server is None else None
+    try:
+        port = (server or own_server).port  # type: ignore[union-attr]
+        return Job(_start_all(plan, slots, net, port)).run()
+    finally:
+        if own_server is not None:
+            own_server.stop()
+
+
+def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
+    """The place of a rank, for dad and, under Horovod's names, for all who know those."""
+    place = {
+        "RANK": slot.rank,
+        "SIZE": slot.size,
+        "LOCAL_RANK": slot.local_rank,
+        "LOCAL_SIZE": slot.local_size,
+        "CROSS_RANK": slot.cross_rank,
+        "CROSS_SIZE": slot.cross_size,
+        "HOSTNAME": slot.host,
+    }
+    variables = {
+        f"{family}_{name}": str(value) for family in ("DAD", "HOROVOD") for name, value in place.items()
+    }
+    variables["DAD_RENDEZVOUS"] = f"http://{net.address}:{port}"
+    variables["HOROVOD_GLOO_RENDEZVOUS_ADDR"] = net.address
+    variables["HOROVOD_GLOO_RENDEZVOUS_PORT"] = str(port)
+    variables["HOROVOD_CONTROLLER"] = "gloo"
+    variables["HOROVOD_CPU_OPERATIONS"] = "gloo"
+    variables["DAD_TRANSPORT"] = "gloo"
+    variables["PYTHONUNBUFFERED"] = "1"
+    return variables
+
+
+def interface_variables(net: Network, environment: dict[str, str], given: bool) -> dict[str, str]:
+    """What the user has set stays, unless a flag says otherwise."""
+    if net.interfaces is None:
+        return {}
+    wanted = {
+        "DAD_GLOO_IFACE": net.interfaces,
+        "HOROVOD_GLOO_IFACE": net.interfaces.partition(",")[0],
+        "NCCL_SOCKET_IFNAME": net.interfaces,
+    }
+    if given:
+        return wanted
+    if "DAD_GLOO_IFACE" in environment or "HOROVOD_GLOO_IFACE" in environment:
+        del wanted["DAD_GLOO_IFACE"], wanted["HOROVOD_GLOO_IFACE"]
+    return {name: value for name, value in wanted.items() if name not in environment}
+
+
+def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> list[RankProcess]:
+    base = {**plan.environment, **plan.variables}
+    base.update(interface_variables(net, base, given=plan.interfaces is not None))
+    started: list[RankProcess] = []
+    try:
+        for slot in slots:
+            environment = {**base, **worker_variables(slot, net, port)}
+            started.append(_start(plan, slot, environment, slot.host in net.remote_hosts))
+    except BaseException:
+        for rank in started:
+            rank.process.stdin.close()  # type: ignore[union-attr]
+        raise
+    return started
+
+
+def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool) -> RankProcess:
+    cwd = os.getcwd()
+    if is_remote:
+        process = remote.start_remote(slot.host, plan.ssh, plan.command, environment, cwd)
+    else:
+        process = remote.start_local(plan.command, environment, cwd)
+    if plan.verbose:
+        how = "over ssh" if is_remote else "here"
+        print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)
+    copies: tuple[BinaryIO | None, BinaryIO | None] = (None, None)
+    if plan.output_dir is not None:
+        copies = open_copies(plan.output_dir, slot.rank, slot.size)
+    streams = [
+        RankStream(slot.rank, name, destination.buffer, timestamps=plan.timestamps, copy=copy)
+        for name, destination, copy in zip(
+            ("stdout", "stderr"), (sys.stdout, sys.stderr), copies, strict=True
+        )
+    ]
+    return RankProcess(f"rank {slot.rank}", slot.host, is_remote, process, *streams)

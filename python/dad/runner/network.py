@@ -1,0 +1,77 @@
+"""Which addresses are ours, and which of them others can reach."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import subprocess
+
+_SIOCGIFADDR = 0x8915
+
+
+def addresses_of(host: str) -> list[str]:
+    """IPv4 addresses of a name; none if it does not resolve (it may still be an ssh alias)."""
+    try:
+        found = socket.getaddrinfo(host, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+def is_local(host: str) -> bool:
+    """Whether the name stands for this machine: only one's own address can be bound."""
+    for address in addresses_of(host):
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.bind((address, 0))
+            except OSError:
+                continue
+            return True
+    return False
+
+
+def interface_addresses() -> dict[str, str]:
+    """Interface name -> its IPv4 address, of the interfaces that have one."""
+    found = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:15])
+            try:
+                answer = fcntl.ioctl(query.fileno(), _SIOCGIFADDR, request)
+            except OSError:
+                continue
+            found[name] = socket.inet_ntoa(answer[20:24])
+    return found
+
+
+def loopback_interface() -> str:
+    for name, address in interface_addresses().items():
+        if address == "127.0.0.1":
+            return name
+    return "lo"
+
+
+def address_towards(host: str) -> str:
+    """Our address on the route to `host`; connecting a UDP socket sends nothing."""
+    targets = addresses_of(host) or addresses_of(_ssh_hostname(host))
+    for target in targets:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            try:
+                probe.connect((target, 9))
+            except OSError:
+                continue
+            return str(probe.getsockname()[0])
+    return socket.gethostbyname(socket.gethostname())
+
+
+def _ssh_hostname(host: str) -> str:
+    """What ssh's configuration makes of a name."""
+    try:
+        answer = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return host
+    for line in answer.stdout.splitlines():
+        if line.startswith("hostname "):
+            return line.split(None, 1)[1]
+    return host

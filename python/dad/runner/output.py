@@ -1,0 +1,82 @@
+"""The output of the ranks: prefixed line by line, copied to files, the last lines remembered."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+TAIL_LINES = 20
+# A line without an end is passed on in pieces of this size.
+MAX_LINE_BYTES = 1 << 16
+# A carriage return ends a line too, so that progress bars move.
+_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+
+
+class RankStream:
+    """stdout or stderr of one rank."""
+
+    def __init__(
+        self,
+        rank: int,
+        name: str,
+        destination: BinaryIO,
+        *,
+        prefix: bool = True,
+        timestamps: bool = False,
+        copy: BinaryIO | None = None,
+    ) -> None:
+        self.tail: deque[str] = deque(maxlen=TAIL_LINES)
+        self._label = f"[{rank}]<{name}>:" if prefix else ""
+        self._timestamps = timestamps and prefix
+        self._destination = destination
+        self._copy = copy
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        if self._copy is not None:
+            self._copy.write(data)
+            self._copy.flush()
+        self._rest += data
+        end = 0
+        lines = []
+        for match in _LINE.finditer(self._rest):
+            # "\r" at the end of what has come so far may be the first half of "\r\n".
+            if match.group().endswith(b"\r") and match.end() == len(self._rest):
+                break
+            lines.append(match.group())
+            end = match.end()
+        self._rest = self._rest[end:]
+        if len(self._rest) >= MAX_LINE_BYTES:
+            lines.append(self._rest + b"\n")
+            self._rest = b""
+        self._emit(lines)
+
+    def close(self) -> None:
+        if self._rest:
+            self._emit([self._rest if self._rest.endswith((b"\r", b"\n")) else self._rest + b"\n"])
+            self._rest = b""
+        if self._copy is not None:
+            self._copy.close()
+            self._copy = None
+
+    def _emit(self, lines: list[bytes]) -> None:
+        if not lines:
+            return
+        stamp = time.asctime() if self._timestamps else ""
+        label = (stamp + self._label).encode()
+        for line in lines:
+            text = line.rstrip(b"\r\n")
+            if text:
+                self.tail.append(text.decode(errors="replace"))
+        self._destination.write(b"".join(label + line for line in lines))
+        self._destination.flush()
+
+
+def open_copies(directory: str, rank: int, size: int) -> tuple[BinaryIO, BinaryIO]:
+    """`<directory>/rank.<padded rank>/stdout` and `…/stderr`."""
+    place = Path(directory) / f"rank.{rank:0{len(str(size - 1))}d}"
+    place.mkdir(parents=True, exist_ok=True)
+    return (place / "stdout").open("wb"), (place / "stderr").open("wb")

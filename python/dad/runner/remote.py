@@ -1,0 +1,84 @@
+"""How the process of a rank is started: here, or on another host through ssh.
+
+Both ways the process is run by child.py, which gets its orders through stdin. So the
+environment never shows in a list of processes, and no value of it needs quoting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+from dad.runner.ssh import SshOptions
+
+CHILD = Path(__file__).with_name("child.py")
+GRACE_SECONDS = 5.0
+# A remote child that has not heard of us for so long ends its rank: the connection is dead,
+# even if its host has not noticed. Signs of life are sent far more often.
+SILENCE_SECONDS = 300.0
+SIGN_OF_LIFE_SECONDS = 20.0
+
+# They describe this host or this shell, not the job.
+_NOT_EXPORTED = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY|SSH_.*")
+
+
+def exportable(environment: dict[str, str]) -> dict[str, str]:
+    """What of the environment may go to another host."""
+    return {name: value for name, value in environment.items() if not _NOT_EXPORTED.fullmatch(name)}
+
+
+def start_local(command: list[str], environment: dict[str, str], cwd: str) -> subprocess.Popen[bytes]:
+    return _start([sys.executable, "-I", "-S", str(CHILD)], command, environment, cwd, silence_seconds=0)
+
+
+def start_remote(
+    host: str, ssh: SshOptions, command: list[str], environment: dict[str, str], cwd: str
+) -> subprocess.Popen[bytes]:
+    argv = [*ssh.command(host), remote_shell_command()]
+    return _start(argv, command, exportable(environment), cwd, SILENCE_SECONDS)
+
+
+def remote_shell_command() -> str:
+    """Runs child.py's text with this interpreter if the other host has it, else with its python3."""
+    python = shlex.quote(sys.executable)
+    script = (
+        f"P={python}; test -x $P || P=python3; "
+        f'command -v $P >/dev/null || {{ echo "dadrun: no python3 on $(hostname)" >&2; exit 127; }}; '
+        f"exec $P -I -S -c {shlex.quote(CHILD.read_text())}"
+    )
+    # The login shell of the other side may be anything.
+    return f"exec sh -c {shlex.quote(script)}"
+
+
+def _start(
+    argv: list[str], command: list[str], environment: dict[str, str], cwd: str, silence_seconds: float
+) -> subprocess.Popen[bytes]:
+    spec = {
+        "command": command,
+        "env": environment,
+        "cwd": cwd,
+        "silence_seconds": silence_seconds,
+        "grace_seconds": GRACE_SECONDS,
+    }
+    text = json.dumps(spec).encode()
+    # A session of its own: Ctrl-C is for the launcher alone, which then ends its ranks in order.
+    process = subprocess.Popen(
+        argv,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    message = memoryview(b"%d\n" % len(text) + text)
+    # If the process is dead already, its exit code and stderr tell why.
+    with contextlib.suppress(BrokenPipeError):
+        while message:
+            message = message[process.stdin.write(message) :]
+    return process

@@ -1,0 +1,182 @@
+"""The key-value server through which ranks find each other.
+
+It speaks what horovodrun's server speaks, so that one client in the core serves both:
+plain HTTP/1.0, `GET`, `PUT` and `DELETE` of `/<scope>/<key>`, values are raw bytes,
+404 when a key is not there, 400 when the path does not have exactly two parts.
+
+Every server holds its job's token under `/dad/hello`. A client that only knows candidate
+ports asks for it and so tells our server from anything else that may listen there.
+"""
+
+from __future__ import annotations
+
+import http.server
+import os
+import socket
+import threading
+import weakref
+
+HELLO_SCOPE = "dad"
+HELLO_KEY = "hello"
+# A client that connects and says nothing must not hold a thread for ever.
+REQUEST_TIMEOUT_SECONDS = 10.0
+MAX_VALUE_BYTES = 1 << 30
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_SECONDS
+
+    def do_GET(self) -> None:
+        place = self._place()
+        if place is None:
+            return
+        value = self.server.get(*place)
+        if value is None:
+            self._answer(404)
+        else:
+            self._answer(200, value)
+
+    def do_PUT(self) -> None:
+        place = self._place()
+        if place is None:
+            return
+        try:
+            length = int(self.headers.get("Content-Length", ""))
+        except ValueError:
+            length = -1
+        if not 0 <= length <= MAX_VALUE_BYTES:
+            self._answer(400)
+            return
+        try:
+            value = self.rfile.read(length)
+        except TimeoutError:
+            value = b""
+        if len(value) < length:
+            self._answer(408)
+            return
+        self.server.put(*place, value)
+        self._answer(200)
+
+    def do_DELETE(self) -> None:
+        place = self._place()
+        if place is None:
+            return
+        self.server.delete(*place)
+        self._answer(200)
+
+    def log_message(self, *_args: object) -> None:
+        """A request per rank and key is not news."""
+
+    def _place(self) -> tuple[str, str] | None:
+        parts = self.path.split("/")
+        if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
+            self._answer(400)
+            return None
+        return parts[1], parts[2]
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    # All ranks of a big job connect in the same moment.
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._lock = threading.Lock()
+        self._scopes: dict[str, dict[str, bytes]] = {}
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # HTTPServer.server_bind would look up our own name in DNS, which can take seconds.
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = self.server_address[:2]
+
+    def handle_error(self, _request: object, _client: object) -> None:
+        """A client that hangs up in the middle of a request is that client's business."""
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        with self._lock:
+            return self._scopes.get(scope, {}).get(key)
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        with self._lock:
+            self._scopes.setdefault(scope, {})[key] = value
+
+    def delete(self, scope: str, key: str) -> None:
+        with self._lock:
+            keys = self._scopes.get(scope)
+            if keys is None:
+                return
+            keys.pop(key, None)
+            if not keys:
+                del self._scopes[scope]
+
+
+class RendezvousServer:
+    """A key-value server on a thread of its own.
+
+    `host` "" means all IPv4 addresses; `port` 0 means any free one. Raises OSError if the
+    port is taken.
+    """
+
+    def __init__(self, host: str = "", port: int = 0, token: str = "") -> None:
+        self._server = _Server((host, port))
+        self._server.put(HELLO_SCOPE, HELLO_KEY, token.encode())
+        self._pid = os.getpid()
+        self._thread = threading.Thread(
+            target=self._server.serve_forever,
+            kwargs={"poll_interval": 0.1},
+            name="dad-rendezvous",
+            daemon=True,
+        )
+        self._thread.start()
+        _living.add(self)
+
+    @property
+    def port(self) -> int:
+        return self._server.server_port
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        return self._server.get(scope, key)
+
+    def put(self, scope: str, key: str, value: bytes) -> None:
+        self._server.put(scope, key, value)
+
+    def stop(self) -> None:
+        """Stops answering, frees the port, joins the thread. Does nothing in a forked child."""
+        if os.getpid() != self._pid or not self._thread.is_alive():
+            return
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def __enter__(self) -> RendezvousServer:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.stop()
+
+    def _forget_in_child(self) -> None:
+        # The child has no server thread. Its copy of the listening socket would keep the port
+        # open after the parent's death, and clients would hang instead of being refused.
+        self._server.socket.close()
+
+
+_living: weakref.WeakSet[RendezvousServer] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    for server in list(_living):
+        server._forget_in_child()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,187 @@
+"""Flags that become environment variables of the ranks, one table.
+
+Each row: the flag's place in the parsed arguments, the variables it sets (dad's own first, for
+dad reads `DAD_X` before `HOROVOD_X`), and where `--config-file` has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from dad.runner.errors import LaunchError
+
+_MIB = 1 << 20
+
+
+def _plain(value: Any) -> str:
+    return str(value)
+
+
+def _flag(value: Any) -> str:
+    return "1" if value else "0"
+
+
+def _mib(value: Any) -> str:
+    return str(int(float(value) * _MIB))
+
+
+@dataclass(frozen=True)
+class Setting:
+    argument: str
+    variables: tuple[str, ...]
+    group: str = ""  # of the configuration file
+    key: str = ""
+    text: Callable[[Any], str] = _plain
+
+
+SETTINGS = (
+    Setting(
+        "fusion_threshold_mb",
+        ("DAD_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD"),
+        "params",
+        "fusion_threshold_mb",
+        _mib,
+    ),
+    Setting("cycle_time_ms", ("DAD_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), "params", "cycle_time_ms"),
+    Setting("cache_capacity", ("DAD_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY"), "params", "cache_capacity"),
+    Setting(
+        "hierarchical_allreduce",
+        ("HOROVOD_HIERARCHICAL_ALLREDUCE",),
+        "params",
+        "hierarchical_allreduce",
+        _flag,
+    ),
+    Setting(
+        "hierarchical_allgather",
+        ("HOROVOD_HIERARCHICAL_ALLGATHER",),
+        "params",
+        "hierarchical_allgather",
+        _flag,
+    ),
+    Setting("torus_allreduce", ("HOROVOD_TORUS_ALLREDUCE",), "params", "torus_allreduce", _flag),
+    Setting("autotune", ("DAD_AUTOTUNE", "HOROVOD_AUTOTUNE"), "autotune", "enabled", _flag),
+    Setting("autotune_log_file", ("DAD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG"), "autotune", "log_file"),
+    Setting("autotune_warmup_samples", ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), "autotune", "warmup_samples"),
+    Setting(
+        "autotune_steps_per_sample", ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",), "autotune", "steps_per_sample"
+    ),
+    Setting(
+        "autotune_bayes_opt_max_samples",
+        ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",),
+        "autotune",
+        "bayes_opt_max_samples",
+    ),
+    Setting(
+        "autotune_gaussian_process_noise",
+        ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",),
+        "autotune",
+        "gaussian_process_noise",
+    ),
+    Setting("timeline_filename", ("DAD_TIMELINE", "HOROVOD_TIMELINE"), "timeline", "filename"),
+    Setting(
+        "timeline_mark_cycles",
+        ("DAD_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES"),
+        "timeline",
+        "mark_cycles",
+        _flag,
+    ),
+    Setting(
+        "stall_check",
+        ("DAD_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"),
+        "stall_check",
+        "enabled",
+        lambda enabled: _flag(not enabled),
+    ),
+    Setting(
+        "stall_check_warning_time_seconds",
+        ("DAD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
+        "stall_check",
+        "warning_time_seconds",
+    ),
+    Setting(
+        "stall_check_shutdown_time_seconds",
+        ("DAD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
+        "stall_check",
+        "shutdown_time_seconds",
+    ),
+    Setting(
+        "mpi_threads_disable",
+        ("HOROVOD_MPI_THREADS_DISABLE",),
+        "library_options",
+        "mpi_threads_disable",
+        _flag,
+    ),
+    Setting("num_nccl_streams", ("HOROVOD_NUM_NCCL_STREAMS",), "library_options", "num_nccl_streams"),
+    Setting("thread_affinity", ("HOROVOD_THREAD_AFFINITY",), "library_options", "thread_affinity"),
+    Setting(
+        "gloo_timeout_seconds",
+        ("DAD_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
+        "library_options",
+        "gloo_timeout_seconds",
+    ),
+    Setting("tcp", ("NCCL_IB_DISABLE",), text=_flag),
+    Setting("log_level", ("DAD_LOG_LEVEL", "HOROVOD_LOG_LEVEL"), "logging", "level"),
+    Setting(
+        "log_with_timestamp",
+        ("DAD_LOG_HIDE_TIME", "HOROVOD_LOG_HIDE_TIME"),
+        "logging",
+        "with_timestamp",
+        lambda shown: _flag(not shown),
+    ),
+    Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT")),
+    Setting("compression", ("DAD_COMPRESSION",)),
+    Setting("report", ("DAD_REPORT",)),
+    Setting("plan", ("DAD_PLAN",), text=_flag),
+)
+
+
+def variables_from(args: argparse.Namespace) -> dict[str, str]:
+    """What the given flags add to the environment of every rank."""
+    variables = {}
+    for setting in SETTINGS:
+        value = getattr(args, setting.argument)
+        if value is not None:
+            variables.update(dict.fromkeys(setting.variables, setting.text(value)))
+    return variables
+
+
+def read_config_file(args: argparse.Namespace) -> None:
+    """Fills from the YAML file what no flag has set."""
+    try:
+        import yaml
+    except ImportError as error:
+        raise LaunchError("--config-file needs PyYAML: pip install pyyaml") from error
+    try:
+        with open(args.config_file) as file:
+            config = yaml.safe_load(file) or {}
+    except OSError as error:
+        raise LaunchError(f"cannot read {args.config_file}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise LaunchError(f"{args.config_file} is not valid YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise LaunchError(f"{args.config_file}: expected groups such as params:, timeline:, logging:")
+    _read_controller(args, config.pop("controller", None))
+    rows = {(row.group, row.key): row for row in SETTINGS if row.group}
+    groups = sorted({group for group, _ in rows})
+    for group, entries in config.items():
+        if group not in groups:
+            known = ", ".join(["controller", *groups])
+            raise LaunchError(f"{args.config_file}: unknown group {group!r}; the groups are {known}")
+        for key, value in (entries or {}).items():
+            row = rows.get((group, key))
+            if row is None:
+                known = ", ".join(key for name, key in rows if name == group)
+                raise LaunchError(f"{args.config_file}: unknown key {group}.{key}; {group} has {known}")
+            if getattr(args, row.argument) is None:
+                setattr(args, row.argument, value)
+
+
+def _read_controller(args: argparse.Namespace, controller: str | None) -> None:
+    if controller is None or args.controller is not None:
+        return
+    if str(controller).lower() not in ("gloo", "mpi"):
+        raise LaunchError(f"{args.config_file}: controller: {controller}; expected gloo or mpi")
+    args.controller = str(controller).lower()

@@ -1,0 +1,81 @@
+"""Reaching other hosts with ssh."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from dad.runner.errors import LaunchError
+
+_CONNECT_TIMEOUT_SECONDS = 10
+_ATTEMPTS = 3
+# Trying again would not help.
+_FINAL = ("Permission denied", "Could not resolve", "Host key verification failed", "Bad owner")
+
+
+@dataclass(frozen=True)
+class SshOptions:
+    port: int | None = None
+    identity_file: str | None = None
+
+    def command(self, host: str) -> list[str]:
+        """`ssh … host`, ready for the remote command."""
+        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+        command += ["-o", f"ConnectTimeout={_CONNECT_TIMEOUT_SECONDS}"]
+        # A host that vanished is noticed after half a minute.
+        command += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
+        if self.port is not None:
+            command += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            command += ["-i", self.identity_file]
+        return [*command, host]
+
+
+def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | None:
+    """None if a command can be run on `host`, else why not."""
+    deadline = time.monotonic() + timeout
+    reason = "no answer"
+    for attempt in range(_ATTEMPTS):
+        left = deadline - time.monotonic()
+        if left <= 0:
+            break
+        try:
+            answer = subprocess.run(
+                [*options.command(host), "true"],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=left,
+            )
+        except FileNotFoundError:
+            return "there is no ssh on this machine; install it: apt-get install openssh-client"
+        except subprocess.TimeoutExpired:
+            return f"no answer within {timeout:.0f} s"
+        if answer.returncode == 0:
+            return None
+        lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning:")]
+        reason = lines[-1] if lines else f"ssh exited with code {answer.returncode}"
+        if any(text in reason for text in _FINAL):
+            break
+        if attempt + 1 < _ATTEMPTS:
+            time.sleep(0.5)
+    return reason
+
+
+def check_hosts(hosts: list[str], options: SshOptions, timeout: float = 30.0) -> None:
+    """All at once. Raises LaunchError that names every host that cannot be reached."""
+    if not hosts:
+        return
+    with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:
+        reasons = list(pool.map(lambda host: check_host(host, options, timeout), hosts))
+    failed = [(host, reason) for host, reason in zip(hosts, reasons, strict=True) if reason]
+    if failed:
+        lines = [f"cannot reach {len(failed)} of {len(hosts)} hosts over ssh:"]
+        for host, reason in failed:
+            lines.append(f"  {host}: {reason}")
+            lines.append(f"    try: {shlex.join([*options.command(host), 'true'])}")
+        raise LaunchError("\n".join(lines))
