@@ -1,0 +1,329 @@
+"""This process's place in the world: its rank, and where it meets the others.
+
+The first of these that has left its variables in the environment decides: dadrun (DAD_*),
+horovodrun (HOROVOD_*), mpirun, torchrun, srun. Without any of them the process is alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import threading
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+# Ports that rank 0 tries in turn when no launcher has a server for us.
+_NUM_PORTS = 16
+# srun's variables in an sbatch script or an salloc shell, which are one process and not a rank.
+_SLURM_FIRST_SPECIAL_STEP = 0xFFFFFFF0
+
+
+class WorldError(ValueError):
+    """The variables of a launcher are incomplete or contradict each other, or ranks do not meet."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """How the ranks find the key-value server."""
+
+    how: Literal["alone", "url", "ports", "torchelastic", "mpi"] = "alone"
+    # ports, torchelastic: rank 0's host; ports: where its server may listen, in the order tried.
+    host: str = ""
+    ports: tuple[int, ...] = ()
+    # Equal on all ranks of a job, different for another job on the same host.
+    token: str = ""
+
+
+@dataclass(frozen=True)
+class World:
+    """None in a place means that the launcher did not say; it is found out when the ranks meet."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int | None = 0
+    local_size: int | None = 1
+    cross_rank: int | None = 0
+    cross_size: int | None = 1
+    hostname: str = ""
+    rendezvous: str = ""
+    launcher: str = "none"
+    transport: str = "gloo"
+    meeting: Meeting = field(default_factory=Meeting)
+    # Processes with the same value share a host; torchrun may run several agents on one.
+    host_key: str = ""
+    start_timeout: float = 60.0
+
+    @property
+    def is_complete(self) -> bool:
+        return None not in (self.local_rank, self.local_size, self.cross_rank, self.cross_size)
+
+
+class _Variables:
+    """Reads the environment; errors name the variable."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+
+    def text(self, *names: str) -> str | None:
+        """The first of these that is set and not empty."""
+        return next((value for name in names if (value := self._environ.get(name))), None)
+
+    def has_any(self, *names: str) -> bool:
+        return self.text(*names) is not None
+
+    def number(self, *names: str) -> int | None:
+        for name in names:
+            value = self._environ.get(name)
+            if value:
+                if not re.fullmatch(r"\d+", value):
+                    raise WorldError(f"{name}={value}: expected a whole number of at least 0")
+                return int(value)
+        return None
+
+    def needed(self, launcher: str, *names: str) -> int:
+        value = self.number(*names)
+        if value is None:
+            raise WorldError(f"{launcher} has set some of its variables, but {names[0]} is missing")
+        return value
+
+    def needed_text(self, launcher: str, *names: str) -> str:
+        value = self.text(*names)
+        if value is None:
+            raise WorldError(f"{launcher} has set some of its variables, but {names[0]} is missing")
+        return value
+
+
+def discover(environ: Mapping[str, str]) -> World:
+    """What the environment says. Talks to nobody."""
+    variables = _Variables(environ)
+    for read in (_from_dad, _from_horovod, _from_mpi, _from_torchrun, _from_slurm):
+        world = read(variables)
+        if world is not None:
+            return _finish(world, variables)
+    return _finish(World(), variables)
+
+
+def _finish(world: World, variables: _Variables) -> World:
+    if world.size < 1:
+        raise WorldError(f"the launcher ({world.launcher}) says that there are {world.size} ranks")
+    for name, index, count in (
+        ("rank", world.rank, world.size),
+        ("local rank", world.local_rank, world.local_size),
+        ("cross rank", world.cross_rank, world.cross_size),
+    ):
+        if index is not None and count is not None and index >= count:
+            raise WorldError(f"the launcher ({world.launcher}) says {name} {index} of {count}")
+    if world.local_size is not None and world.local_size > world.size:
+        raise WorldError(
+            f"the launcher ({world.launcher}) says {world.local_size} ranks on this host, "
+            f"but {world.size} in all"
+        )
+    if world.size == 1:
+        world = replace(
+            world, local_rank=0, local_size=1, cross_rank=0, cross_size=1, meeting=Meeting(), rendezvous=""
+        )
+    url = variables.text("DAD_RENDEZVOUS")
+    if url is not None and world.size > 1:
+        if not url.startswith(("http://", "file:///")):
+            raise WorldError(f"DAD_RENDEZVOUS={url}: expected http://HOST:PORT or file:///DIR")
+        world = replace(world, rendezvous=url, meeting=Meeting("url"))
+    hostname = variables.text("DAD_HOSTNAME", "HOROVOD_HOSTNAME") or socket.gethostname()
+    default_transport = "mpi" if world.launcher == "mpi" else "gloo"
+    return replace(
+        world,
+        hostname=hostname,
+        host_key=world.host_key or hostname,
+        transport=(variables.text("DAD_TRANSPORT", "HOROVOD_CPU_OPERATIONS") or default_transport).lower(),
+        start_timeout=_start_timeout(variables),
+    )
+
+
+def _start_timeout(variables: _Variables) -> float:
+    for name in ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"):
+        value = variables.text(name)
+        if value is not None:
+            try:
+                return float(value)
+            except ValueError:
+                raise WorldError(f"{name}={value}: expected a number of seconds") from None
+    return World.start_timeout
+
+
+# ---- one reader per launcher
+
+
+def _from_dad(variables: _Variables) -> World | None:
+    return _from_family(variables, "DAD", "dadrun")
+
+
+def _from_horovod(variables: _Variables) -> World | None:
+    return _from_family(variables, "HOROVOD", "horovodrun")
+
+
+def _from_family(variables: _Variables, family: str, launcher: str) -> World | None:
+    if not variables.has_any(f"{family}_RANK", f"{family}_SIZE"):
+        return None
+    world = World(
+        rank=variables.needed(launcher, f"{family}_RANK"),
+        size=variables.needed(launcher, f"{family}_SIZE"),
+        local_rank=variables.number(f"{family}_LOCAL_RANK"),
+        local_size=variables.number(f"{family}_LOCAL_SIZE"),
+        cross_rank=variables.number(f"{family}_CROSS_RANK"),
+        cross_size=variables.number(f"{family}_CROSS_SIZE"),
+        launcher=launcher,
+        meeting=Meeting("url"),
+    )
+    if world.size == 1 or variables.has_any("DAD_RENDEZVOUS"):
+        return world
+    if family == "DAD" and not variables.has_any("HOROVOD_GLOO_RENDEZVOUS_ADDR"):
+        raise WorldError(f"DAD_SIZE={world.size}, but DAD_RENDEZVOUS (http://HOST:PORT) is missing")
+    address = variables.needed_text(launcher, "HOROVOD_GLOO_RENDEZVOUS_ADDR")
+    port = variables.needed(launcher, "HOROVOD_GLOO_RENDEZVOUS_PORT")
+    return replace(world, rendezvous=f"http://{address}:{port}")
+
+
+def _from_mpi(variables: _Variables) -> World | None:
+    if variables.has_any("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+        return World(
+            rank=variables.needed("mpirun", "OMPI_COMM_WORLD_RANK"),
+            size=variables.needed("mpirun", "OMPI_COMM_WORLD_SIZE"),
+            local_rank=variables.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+            local_size=variables.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+            cross_rank=None,
+            cross_size=None,
+            launcher="mpi",
+            meeting=Meeting("mpi"),
+        )
+    # srun sets PMI_* too, for programs that are not MPI programs.
+    if not variables.has_any("PMI_RANK", "PMI_SIZE") or variables.has_any("SLURM_PROCID"):
+        return None
+    return World(
+        rank=variables.needed("mpiexec", "PMI_RANK"),
+        size=variables.needed("mpiexec", "PMI_SIZE"),
+        local_rank=variables.number("MPI_LOCALRANKID"),
+        local_size=variables.number("MPI_LOCALNRANKS"),
+        cross_rank=None,
+        cross_size=None,
+        launcher="mpi",
+        meeting=Meeting("mpi"),
+    )
+
+
+def _from_torchrun(variables: _Variables) -> World | None:
+    # RANK alone is too common a name to mean anything.
+    if not (variables.has_any("RANK") and variables.has_any("WORLD_SIZE")):
+        if variables.has_any("LOCAL_RANK") and variables.has_any("MASTER_ADDR"):
+            missing = "WORLD_SIZE" if variables.has_any("RANK") else "RANK"
+            raise WorldError(f"torchrun has set some of its variables, but {missing} is missing")
+        return None
+    world = World(
+        rank=variables.needed("torchrun", "RANK"),
+        size=variables.needed("torchrun", "WORLD_SIZE"),
+        local_rank=variables.number("LOCAL_RANK"),
+        local_size=variables.number("LOCAL_WORLD_SIZE"),
+        cross_rank=None,
+        cross_size=None,
+        launcher="torchrun",
+    )
+    if world.size == 1 or variables.has_any("DAD_RENDEZVOUS"):
+        return world
+    host = variables.needed_text("torchrun", "MASTER_ADDR")
+    port = variables.needed("torchrun", "MASTER_PORT")
+    run = variables.text("TORCHELASTIC_RUN_ID") or ""
+    attempt = variables.text("TORCHELASTIC_RESTART_COUNT") or "0"
+    token = f"torchrun {host}:{port} {run} {attempt} {world.size}"
+    if (variables.text("TORCHELASTIC_USE_AGENT_STORE") or "").lower() == "true":
+        meeting = Meeting("torchelastic", host, (port,), token)
+    else:
+        # MASTER_PORT itself comes last: it belongs to torch.distributed, which the script may use too.
+        ports = (*range(port + 1, port + 1 + _NUM_PORTS), port)
+        meeting = Meeting("ports", host, tuple(p for p in ports if p < 65536), token)
+    group = variables.text("GROUP_RANK")
+    key = f"{socket.gethostname()}/{group}" if group is not None else ""
+    return replace(world, meeting=meeting, host_key=key)
+
+
+def _from_slurm(variables: _Variables) -> World | None:
+    if not variables.has_any("SLURM_PROCID"):
+        return None
+    step = variables.number("SLURM_STEP_ID", "SLURM_STEPID")
+    in_batch_script = variables.text("ENVIRONMENT") == "BATCH" and step is None
+    if in_batch_script or (step is not None and step >= _SLURM_FIRST_SPECIAL_STEP):
+        return None
+    job = variables.text("SLURM_JOB_ID", "SLURM_JOBID") or "0"
+    token = f"slurm {job}.{step or 0}"
+    node_list = variables.text("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    host = first_host(node_list) if node_list else variables.text("SLURM_LAUNCH_NODE_IPADDR") or "127.0.0.1"
+    # Below the range from which Linux takes ports for outgoing connections.
+    port = 20000 + zlib.crc32(token.encode()) % 10000
+    return World(
+        rank=variables.needed("srun", "SLURM_PROCID"),
+        size=variables.needed("srun", "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS"),
+        local_rank=variables.number("SLURM_LOCALID"),
+        local_size=None,
+        cross_rank=None,
+        cross_size=None,
+        launcher="slurm",
+        meeting=Meeting("ports", host, tuple(range(port, port + _NUM_PORTS)), token),
+    )
+
+
+def first_host(node_list: str) -> str:
+    """`gpu[03-07,9],login` -> `gpu03`."""
+    match = re.match(r"([^\[,\s]+)(?:\[([^\],-]+)[^\]]*\]([^,\[]*))?", node_list)
+    if not match:
+        raise WorldError(f"SLURM_STEP_NODELIST={node_list}: expected names such as node[1-4]")
+    return match.group(1) + (match.group(2) or "") + (match.group(3) or "")
+
+
+# ---- for init()
+
+
+class _Session:
+    """What this process has met, kept over any number of init() and shutdown()."""
+
+    def __init__(self) -> None:
+        self.pid = os.getpid()
+        self.asked: World | None = None
+        self.met: World | None = None
+        self.num_inits = 0
+
+
+_session = _Session()
+_session_lock = threading.Lock()
+
+
+def open_world() -> dict[str, Any]:
+    """Finds the place of this process and meets the others; the fields of the core's World.
+
+    `generation` counts the calls in this process: all ranks call init() equally often.
+    """
+    global _session
+    from dad.runner.meeting import meet
+
+    with _session_lock:
+        if _session.pid != os.getpid():
+            _session = _Session()  # a forked child is not its parent
+        world = discover(os.environ)
+        if world != _session.asked or _session.met is None:
+            _session.met = meet(world)
+            _session.asked = world
+        _session.num_inits += 1
+        met, generation = _session.met, _session.num_inits
+    return {
+        "rank": met.rank,
+        "size": met.size,
+        "local_rank": met.local_rank,
+        "local_size": met.local_size,
+        "cross_rank": met.cross_rank,
+        "cross_size": met.cross_size,
+        "hostname": met.hostname,
+        "rendezvous": met.rendezvous,
+        "generation": str(generation),
+        "transport": met.transport,
+        "plugin_dir": str(Path(__file__).parent / "_lib"),
+    }
