@@ -1,0 +1,225 @@
+// Runs the exchanges of all ranks in lock step in one thread, moving bytes between them as
+// the executor would: fused messages at odd addresses, destinations where they are offered.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exchange/exchange.h"
+#include "util/half.h"
+
+namespace dad::testing {
+
+// One rank's memory. Elements are set and read as double, whatever their type.
+class Tensor {
+ public:
+  Tensor() = default;
+  Tensor(DType dtype, Shape shape)
+      : view_{.dtype = dtype, .shape = std::move(shape)}, bytes_(view_.num_bytes()) {}
+
+  TensorView View() {
+    view_.data = bytes_.data();
+    return view_;
+  }
+  const std::vector<std::byte>& bytes() const { return bytes_; }
+  const Shape& shape() const { return view_.shape; }
+  int64_t size() const { return view_.num_elements(); }
+
+  double At(int64_t i) const {
+    switch (view_.dtype) {
+      case DType::kUint8: return Read<uint8_t>(i);
+      case DType::kInt8: return Read<int8_t>(i);
+      case DType::kInt16: return Read<int16_t>(i);
+      case DType::kInt32: return Read<int32_t>(i);
+      case DType::kInt64: return static_cast<double>(Read<int64_t>(i));
+      case DType::kFloat16: return HalfToFloat(Read<uint16_t>(i));
+      case DType::kBFloat16: return BFloat16ToFloat(Read<uint16_t>(i));
+      case DType::kFloat32: return Read<float>(i);
+      case DType::kFloat64: return Read<double>(i);
+      case DType::kBool: return Read<uint8_t>(i);
+    }
+    return 0;
+  }
+
+  void Set(int64_t i, double x) {
+    switch (view_.dtype) {
+      case DType::kUint8: return Write(i, static_cast<uint8_t>(x));
+      case DType::kInt8: return Write(i, static_cast<int8_t>(x));
+      case DType::kInt16: return Write(i, static_cast<int16_t>(x));
+      case DType::kInt32: return Write(i, static_cast<int32_t>(x));
+      case DType::kInt64: return Write(i, static_cast<int64_t>(x));
+      case DType::kFloat16: return Write(i, FloatToHalf(static_cast<float>(x)));
+      case DType::kBFloat16: return Write(i, FloatToBFloat16(static_cast<float>(x)));
+      case DType::kFloat32: return Write(i, static_cast<float>(x));
+      case DType::kFloat64: return Write(i, x);
+      case DType::kBool: return Write(i, static_cast<uint8_t>(x != 0));
+    }
+  }
+
+  // Values between low and high; whole numbers for integers, 0 or 1 for bool.
+  void FillRandom(std::mt19937& random, double low, double high) {
+    std::uniform_real_distribution<double> uniform(low, high);
+    for (int64_t i = 0; i < size(); ++i) {
+      const double x = uniform(random);
+      Set(i, view_.dtype == DType::kBool ? (x > (low + high) / 2) : x);
+    }
+  }
+
+ private:
+  template <typename T>
+  T Read(int64_t i) const {
+    T x;
+    std::memcpy(&x, bytes_.data() + i * static_cast<int64_t>(sizeof x), sizeof x);
+    return x;
+  }
+  template <typename T>
+  void Write(int64_t i, T x) {
+    std::memcpy(bytes_.data() + i * static_cast<int64_t>(sizeof x), &x, sizeof x);
+  }
+
+  TensorView view_;
+  std::vector<std::byte> bytes_;
+};
+
+// One rank of a lock-step run: its exchange (which may live over several runs), what it
+// contributes and what it got.
+struct Member {
+  std::unique_ptr<Exchange> exchange;
+  Contribution mine;
+  Tensor allocated;
+  std::vector<int64_t> received_splits;
+};
+
+// May change what `from` sends to `to` in a round, as a broken peer would.
+using Tamper = std::function<void(int round, int from, int to, std::vector<std::byte>& bytes)>;
+
+inline bool AnyFailed(const std::vector<Status>& status) {
+  for (const Status& s : status) {
+    if (!s.ok()) return true;
+  }
+  return false;
+}
+
+// Runs one step and returns how each rank fared; it ends with the first round in which a
+// rank fails.
+inline std::vector<Status> RunStep(std::vector<Member>& members, DType dtype,
+                                   std::vector<bool> joined = {}, const Tamper& tamper = {}) {
+  const int size = static_cast<int>(members.size());
+  std::vector<Status> status(members.size());
+  std::vector<Group> groups(members.size());
+  for (int r = 0; r < size; ++r) {
+    Member& member = members[static_cast<size_t>(r)];
+    Group& group = groups[static_cast<size_t>(r)];
+    group = {r, size, joined};
+    StepInput input;
+    input.mine = group.Joined(r) ? nullptr : &member.mine;
+    input.allocate = [&member, dtype](const Shape& shape) -> Result<TensorView> {
+      member.allocated = Tensor(dtype, shape);
+      return member.allocated.View();
+    };
+    input.received_splits = &member.received_splits;
+    status[static_cast<size_t>(r)] = member.exchange->Begin(input, group);
+  }
+  if (AnyFailed(status)) return status;
+  const int num_rounds = members[0].exchange->num_rounds();
+  for (const Member& member : members) EXPECT_EQ(member.exchange->num_rounds(), num_rounds);
+
+  for (int round = 0; round < num_rounds; ++round) {
+    // As late as can be: all messages are made, then read from the memory they refer to.
+    std::vector<std::vector<GatherBuffer>> outgoing(members.size());
+    for (int from = 0; from < size; ++from) {
+      outgoing[static_cast<size_t>(from)].resize(members.size());
+      for (int to = 0; to < size; ++to) {
+        if (from == to) continue;
+        const Status sent = members[static_cast<size_t>(from)].exchange->Send(
+            round, to, outgoing[static_cast<size_t>(from)][static_cast<size_t>(to)]);
+        EXPECT_TRUE(sent.ok()) << sent.ToString();
+      }
+    }
+    std::vector<std::vector<std::vector<std::byte>>> arrived(members.size());
+    for (int to = 0; to < size; ++to) {
+      auto& mail = arrived[static_cast<size_t>(to)];
+      mail.resize(members.size());
+      for (int from = 0; from < size; ++from) {
+        std::vector<std::byte> bytes;
+        for (ByteSpan piece : outgoing[static_cast<size_t>(from)][static_cast<size_t>(to)].Pieces())
+          bytes.insert(bytes.end(), piece.begin(), piece.end());
+        if (tamper && from != to) {
+          tamper(round, from, to, bytes);
+        } else if (from != to) {
+          const int64_t known =
+              members[static_cast<size_t>(to)].exchange->ReceiveBytes(round, from);
+          if (known >= 0) {
+            EXPECT_EQ(known, static_cast<int64_t>(bytes.size()));
+          }
+        }
+        bytes.insert(bytes.begin(), std::byte{0});  // the message starts at an odd address
+        mail[static_cast<size_t>(from)] = std::move(bytes);
+      }
+    }
+    for (int r = 0; r < size; ++r) {
+      Member& member = members[static_cast<size_t>(r)];
+      std::vector<ByteSpan> shares(members.size());
+      for (int from = 0; from < size; ++from) {
+        if (from == r) continue;
+        const auto& mail = arrived[static_cast<size_t>(r)][static_cast<size_t>(from)];
+        shares[static_cast<size_t>(from)] = ByteSpan(mail).subspan(1);
+        if (round == 0) continue;
+        const std::span<std::byte> to = member.exchange->Destination(round, from);
+        if (to.empty() || to.size() != mail.size() - 1) continue;
+        std::memcpy(to.data(), mail.data() + 1, to.size());
+        shares[static_cast<size_t>(from)] = to;
+      }
+      status[static_cast<size_t>(r)] = member.exchange->Receive(round, shares);
+    }
+    if (AnyFailed(status)) return status;
+  }
+  for (int r = 0; r < size; ++r) {
+    status[static_cast<size_t>(r)] = members[static_cast<size_t>(r)].exchange->Finish();
+  }
+  return status;
+}
+
+inline TensorSpec Spec(OpKind kind, ReduceOp op, DType dtype, Shape shape) {
+  TensorSpec spec;
+  spec.name = "fc1.weight";
+  spec.kind = kind;
+  spec.op = op;
+  spec.dtype = dtype;
+  spec.shape = std::move(shape);
+  return spec;
+}
+
+// Members with an exchange each, for the whole tensor.
+inline std::vector<Member> MakeMembers(const TensorSpec& spec, int size, bool direct = false) {
+  std::vector<Member> members(static_cast<size_t>(size));
+  for (Member& member : members) {
+    auto exchange = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, direct ? 1 : 0);
+    EXPECT_TRUE(exchange.ok()) << exchange.status().ToString();
+    if (exchange.ok()) member.exchange = std::move(exchange).value();
+  }
+  return members;
+}
+
+inline void ExpectAllOk(const std::vector<Status>& status) {
+  for (size_t r = 0; r < status.size(); ++r) {
+    EXPECT_TRUE(status[r].ok()) << "rank " << r << ": " << status[r].ToString();
+  }
+}
+
+inline const std::vector<DType>& AllDTypes() {
+  static const std::vector<DType> all = {
+      DType::kUint8,   DType::kInt8,     DType::kInt16,   DType::kInt32,   DType::kInt64,
+      DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kBool};
+  return all;
+}
+
+}  // namespace dad::testing
