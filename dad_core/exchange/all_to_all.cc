@@ -1,0 +1,125 @@
+#include "exchange/all_to_all.h"
+
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "exchange/shares.h"
+
+namespace dad {
+namespace {
+
+class AllToAllExchange final : public Exchange {
+ public:
+  explicit AllToAllExchange(const TensorSpec& spec) : spec_(spec), row_bytes_(RowBytes(spec)) {}
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    std::vector<Rows> outgoing(static_cast<size_t>(group.size));
+    if (input.mine != nullptr) {
+      DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, false));
+      DAD_RETURN_IF_ERROR(Split(*input.mine, outgoing));
+    }
+    group_ = group;
+    step_ = input;
+    outgoing_ = std::move(outgoing);
+    return Status::Ok();
+  }
+
+  int num_rounds() const override { return 1; }
+
+  Status Send(int round, int peer, GatherBuffer& out) override {
+    (void)round;
+    if (step_.mine != nullptr && !group_.Joined(peer)) {
+      AppendRows(outgoing_[static_cast<size_t>(peer)], out);
+    }
+    return Status::Ok();
+  }
+
+  int64_t ReceiveBytes(int round, int peer) const override {
+    (void)round;
+    return group_.Joined(peer) || group_.Joined(group_.rank) ? 0 : -1;
+  }
+
+  Status Receive(int round, std::span<const ByteSpan> shares) override {
+    std::vector<Rows> incoming(static_cast<size_t>(group_.size));
+    int64_t num_rows = 0;
+    for (int r = 0; r < group_.size; ++r) {
+      const size_t i = static_cast<size_t>(r);
+      if (r == group_.rank) {
+        incoming[i] = outgoing_[i];
+      } else if (ReceiveBytes(round, r) == 0) {
+        DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[i], 0));
+      } else {
+        Result<Rows> rows = ParseRows(spec_, r, shares[i], row_bytes_);
+        if (!rows.ok()) return rows.status();
+        incoming[i] = rows.value();
+      }
+      num_rows += incoming[i].count;
+    }
+    if (step_.mine == nullptr) return Status::Ok();
+    Result<TensorView> output = step_.allocate(WithRows(spec_, num_rows));
+    if (!output.ok()) return output.status();
+    std::byte* to = output.value().bytes();
+    if (step_.received_splits != nullptr) step_.received_splits->clear();
+    for (const Rows& rows : incoming) {
+      if (step_.received_splits != nullptr) step_.received_splits->push_back(rows.count);
+      if (rows.bytes.empty()) continue;
+      std::memcpy(to, rows.bytes.data(), rows.bytes.size());
+      to += rows.bytes.size();
+    }
+    return Status::Ok();
+  }
+
+  Status Finish() override { return Status::Ok(); }
+
+ private:
+  // Fills `outgoing`, one per rank, with the rows of `mine` that go there.
+  Status Split(const Contribution& mine, std::vector<Rows>& outgoing) const {
+    const int64_t num_rows = mine.input.shape.empty() ? 0 : mine.input.shape[0];
+    const int64_t num_ranks = static_cast<int64_t>(outgoing.size());
+    const std::string who = "\"" + spec_.name + "\": ";
+    if (mine.input.shape.empty()) {
+      return Status::InvalidArgument(who + "alltoall needs a first dimension to split");
+    }
+    if (mine.splits.empty() && num_rows % num_ranks != 0) {
+      return Status::InvalidArgument(who + std::to_string(num_rows) +
+                                     " rows cannot be split evenly over " +
+                                     std::to_string(num_ranks) + " ranks");
+    }
+    if (!mine.splits.empty() && mine.splits.size() != outgoing.size()) {
+      return Status::InvalidArgument(who + std::to_string(mine.splits.size()) + " splits for " +
+                                     std::to_string(num_ranks) + " ranks");
+    }
+    int64_t begin = 0;
+    for (size_t r = 0; r < outgoing.size(); ++r) {
+      const int64_t count = mine.splits.empty() ? num_rows / num_ranks : mine.splits[r];
+      if (count < 0 || count > num_rows - begin) {
+        return Status::InvalidArgument(who + "splits do not add up to " + std::to_string(num_rows) +
+                                       " rows");
+      }
+      outgoing[r] = {
+          count,
+          {mine.input.bytes() + begin * row_bytes_, static_cast<size_t>(count * row_bytes_)}};
+      begin += count;
+    }
+    if (begin != num_rows) {
+      return Status::InvalidArgument(who + "splits add up to " + std::to_string(begin) + " of " +
+                                     std::to_string(num_rows) + " rows");
+    }
+    return Status::Ok();
+  }
+
+  const TensorSpec spec_;
+  const int64_t row_bytes_;
+  Group group_;
+  StepInput step_;
+  std::vector<Rows> outgoing_;
+};
+
+}  // namespace
+
+std::unique_ptr<Exchange> MakeAllToAllExchange(const TensorSpec& spec) {
+  return std::make_unique<AllToAllExchange>(spec);
+}
+
+}  // namespace dad

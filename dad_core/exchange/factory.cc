@@ -1,0 +1,57 @@
+#include <string>
+
+#include "exchange/adasum.h"
+#include "exchange/all_to_all.h"
+#include "exchange/barrier.h"
+#include "exchange/broadcast.h"
+#include "exchange/dense.h"
+#include "exchange/exchange.h"
+#include "exchange/gather.h"
+#include "exchange/reduce_scatter.h"
+
+namespace dad {
+namespace {
+
+Status Refuse(const TensorSpec& spec, const std::string& why) {
+  return Status::InvalidArgument("\"" + spec.name + "\": " + why);
+}
+
+Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice slice,
+                                                int64_t batch_bytes, int64_t direct_bytes) {
+  if (spec.op != ReduceOp::kAdasum) {
+    const DenseForm form = batch_bytes <= direct_bytes ? DenseForm::kDirect : DenseForm::kOwner;
+    return MakeDenseExchange(spec, slice, form);
+  }
+  if (!IsFloating(spec.dtype)) {
+    return Refuse(spec, std::string("Adasum needs a floating type, not ") + Name(spec.dtype));
+  }
+  return MakeAdasumExchange(spec);
+}
+
+}  // namespace
+
+bool IsElementwise(const TensorSpec& spec) {
+  return spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum && spec.method == "none";
+}
+
+Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
+                                               int64_t batch_bytes, int64_t direct_bytes) {
+  if (spec.method != "none") return Refuse(spec, "unknown method \"" + spec.method + "\"");
+  switch (spec.kind) {
+    case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, direct_bytes);
+    case OpKind::kAllGather: return MakeGatherExchange(spec);
+    case OpKind::kBroadcast: return MakeBroadcastExchange(spec);
+    case OpKind::kAllToAll: return MakeAllToAllExchange(spec);
+    case OpKind::kReduceScatter:
+      if (spec.shape.empty()) return Refuse(spec, "reducescatter needs a first dimension to split");
+      if (spec.op == ReduceOp::kAdasum) return Refuse(spec, "reducescatter cannot do Adasum");
+      return MakeReduceScatterExchange(spec);
+    case OpKind::kBarrier: return MakeBarrierExchange(spec);
+    case OpKind::kJoin:
+    case OpKind::kAddProcessSet:
+    case OpKind::kRemoveProcessSet: break;
+  }
+  return Refuse(spec, std::string(Name(spec.kind)) + " exchanges no tensor");
+}
+
+}  // namespace dad

@@ -1,0 +1,76 @@
+#include "exchange/owner_pieces.h"
+
+#include <cstring>
+
+#include "exchange/shares.h"
+
+namespace dad {
+
+OwnerPieces::OwnerPieces(const TensorSpec& spec, Slice slice)
+    : spec_(spec), slice_(slice), element_bytes_(static_cast<int64_t>(SizeOf(spec.dtype))) {}
+
+Status OwnerPieces::Begin(const StepInput& input, const Group& group) {
+  if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
+  group_ = group;
+  const bool has_elements = input.mine != nullptr && slice_.count > 0;
+  const int64_t offset = slice_.begin * element_bytes_;
+  input_ = has_elements ? input.mine->input.bytes() + offset : nullptr;
+  output_ = has_elements ? input.mine->output.bytes() + offset : nullptr;
+  return Status::Ok();
+}
+
+void OwnerPieces::SendContribution(int peer, GatherBuffer& out) const {
+  if (input_ == nullptr) return;
+  out.Reference(input_ + BeginOf(peer) * element_bytes_, static_cast<size_t>(ResultBytes(peer)));
+}
+
+int64_t OwnerPieces::ContributionBytes(int peer) const {
+  return group_.Joined(peer) ? 0 : ResultBytes(group_.rank);
+}
+
+Result<std::span<const void* const>> OwnerPieces::TakeContributions(
+    std::span<const ByteSpan> shares) {
+  contributions_.assign(static_cast<size_t>(group_.size), nullptr);
+  for (int r = 0; r < group_.size; ++r) {
+    const size_t i = static_cast<size_t>(r);
+    if (r == group_.rank) {
+      if (input_ != nullptr) contributions_[i] = input_ + BeginOf(r) * element_bytes_;
+      continue;
+    }
+    DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[i], ContributionBytes(r)));
+    if (!group_.Joined(r)) contributions_[i] = shares[i].data();
+  }
+  return std::span<const void* const>(contributions_);
+}
+
+std::span<std::byte> OwnerPieces::OwnResult() {
+  const size_t num_bytes = static_cast<size_t>(ResultBytes(group_.rank));
+  if (result_.size() < num_bytes) result_ = AlignedBuffer(num_bytes);
+  return result_.span().first(num_bytes);
+}
+
+std::span<std::byte> OwnerPieces::OwnOutput() const { return ResultDestination(group_.rank); }
+
+void OwnerPieces::SendResult(GatherBuffer& out) const {
+  out.Reference(result_.data(), static_cast<size_t>(ResultBytes(group_.rank)));
+}
+
+std::span<std::byte> OwnerPieces::ResultDestination(int peer) const {
+  if (output_ == nullptr) return {};
+  return {output_ + BeginOf(peer) * element_bytes_, static_cast<size_t>(ResultBytes(peer))};
+}
+
+Status OwnerPieces::TakeResults(std::span<const ByteSpan> shares) {
+  for (int p = 0; p < group_.size; ++p) {
+    if (p == group_.rank) continue;
+    const ByteSpan share = shares[static_cast<size_t>(p)];
+    DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, p, share, ResultBytes(p)));
+    const std::span<std::byte> to = ResultDestination(p);
+    if (!to.empty() && to.data() != share.data()) {
+      std::memcpy(to.data(), share.data(), share.size());
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace dad

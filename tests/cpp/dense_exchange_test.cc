@@ -1,0 +1,191 @@
+#include <gtest/gtest.h>
+
+#include "exchange/dense.h"
+#include "exchange_harness.h"
+#include "linalg/reduce.h"
+
+namespace dad {
+namespace {
+
+using namespace testing;  // NOLINT: the harness
+
+struct World {
+  std::vector<Tensor> inputs, outputs;
+};
+
+World MakeWorld(const TensorSpec& spec, std::vector<Member>& members, bool in_place,
+                uint32_t seed = 1) {
+  World world;
+  std::mt19937 random(seed);
+  for (size_t r = 0; r < members.size(); ++r) {
+    world.inputs.emplace_back(spec.dtype, spec.shape);
+    const bool is_unsigned = spec.dtype == DType::kUint8 || spec.dtype == DType::kBool;
+    world.inputs.back().FillRandom(random, is_unsigned ? 0 : -9, 10);
+    world.outputs.emplace_back(spec.dtype, spec.shape);
+  }
+  for (size_t r = 0; r < members.size(); ++r) {
+    members[r].mine.input = world.inputs[r].View();
+    members[r].mine.output = in_place ? world.inputs[r].View() : world.outputs[r].View();
+  }
+  return world;
+}
+
+TensorSpec Float32Sum(Shape shape) {
+  return Spec(OpKind::kAllReduce, ReduceOp::kSum, DType::kFloat32, std::move(shape));
+}
+
+Tensor Expected(const TensorSpec& spec, std::vector<Tensor>& inputs,
+                const std::vector<bool>& joined) {
+  std::vector<const void*> pointers;
+  for (size_t r = 0; r < inputs.size(); ++r) {
+    pointers.push_back(!joined.empty() && joined[r] ? nullptr : inputs[r].View().data);
+  }
+  Tensor out(spec.dtype, spec.shape);
+  ReduceInRankOrder(pointers, out.View().data, out.size(), spec.dtype, spec.op, spec.prescale,
+                    spec.postscale, static_cast<int>(inputs.size()));
+  return out;
+}
+
+TEST(DenseExchangeTest, BothFormsGiveTheBitsOfTheRankOrderSum) {
+  for (DType dtype : AllDTypes()) {
+    for (int size : {1, 2, 3, 4, 7}) {
+      for (int64_t count : {0, 1, 3, 100, 40001}) {
+        for (bool in_place : {false, true}) {
+          for (bool direct : {false, true}) {
+            const TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kAverage, dtype, {count});
+            auto members = MakeMembers(spec, size, direct);
+            World world = MakeWorld(spec, members, in_place);
+            const Tensor expected = Expected(spec, world.inputs, {});
+            ExpectAllOk(RunStep(members, dtype));
+            for (int r = 0; r < size; ++r) {
+              const auto& got = in_place ? world.inputs : world.outputs;
+              ASSERT_EQ(got[static_cast<size_t>(r)].bytes(), expected.bytes())
+                  << Name(dtype) << " W=" << size << " n=" << count << " rank " << r
+                  << (in_place ? " in place" : "") << (direct ? " direct" : " owner");
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DenseExchangeTest, EveryOpAndScale) {
+  for (ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (bool direct : {false, true}) {
+      TensorSpec spec = Spec(OpKind::kAllReduce, op, DType::kFloat32, {5, 7});
+      spec.prescale = 0.5;
+      spec.postscale = 3;
+      auto members = MakeMembers(spec, 3, direct);
+      World world = MakeWorld(spec, members, false);
+      const Tensor expected = Expected(spec, world.inputs, {});
+      ExpectAllOk(RunStep(members, spec.dtype));
+      for (const Tensor& out : world.outputs) EXPECT_EQ(out.bytes(), expected.bytes());
+    }
+  }
+}
+
+TEST(DenseExchangeTest, JoinedRanksContributeNothingAndServeAsOwners) {
+  for (int size : {2, 3, 4, 7}) {
+    for (int64_t count : {0, 2, 1000}) {
+      for (bool direct : {false, true}) {
+        const TensorSpec spec =
+            Spec(OpKind::kAllReduce, ReduceOp::kAverage, DType::kFloat32, {count});
+        auto members = MakeMembers(spec, size, direct);
+        World world = MakeWorld(spec, members, true);
+        std::vector<bool> joined(static_cast<size_t>(size));
+        joined[0] = true;
+        if (size > 3) joined[2] = true;
+        const Tensor expected = Expected(spec, world.inputs, joined);
+        const std::vector<std::byte> untouched = world.inputs[0].bytes();
+        ExpectAllOk(RunStep(members, spec.dtype, joined));
+        EXPECT_EQ(world.inputs[0].bytes(), untouched);
+        for (size_t r = 0; r < joined.size(); ++r) {
+          if (joined[r]) continue;
+          EXPECT_EQ(world.inputs[r].bytes(), expected.bytes());
+        }
+      }
+    }
+  }
+}
+
+TEST(DenseExchangeTest, SlicesGiveTheBitsOfTheWhole) {
+  const TensorSpec spec = Float32Sum({10, 100});
+  auto whole = MakeMembers(spec, 3);
+  World world = MakeWorld(spec, whole, false);
+  const Tensor expected = Expected(spec, world.inputs, {});
+  for (Slice slice : {Slice{0, 333}, Slice{333, 1}, Slice{334, 666}}) {
+    for (Member& member : whole) {
+      member.exchange = MakeDenseExchange(spec, slice, DenseForm::kOwner);
+    }
+    ExpectAllOk(RunStep(whole, spec.dtype));
+  }
+  for (const Tensor& out : world.outputs) EXPECT_EQ(out.bytes(), expected.bytes());
+}
+
+TEST(DenseExchangeTest, AnExchangeServesManySteps) {
+  const TensorSpec spec = Float32Sum({5000});
+  auto members = MakeMembers(spec, 4);
+  for (uint32_t step = 0; step < 3; ++step) {
+    World world = MakeWorld(spec, members, true, step);
+    const Tensor expected = Expected(spec, world.inputs, {});
+    ExpectAllOk(RunStep(members, spec.dtype));
+    for (const Tensor& out : world.inputs) EXPECT_EQ(out.bytes(), expected.bytes());
+  }
+}
+
+TEST(DenseExchangeTest, TruncatedAndOversizedSharesAreRejected) {
+  for (bool direct : {false, true}) {
+    for (int bad_round = 0; bad_round < (direct ? 1 : 2); ++bad_round) {
+      for (int change : {-1, 1}) {
+        const TensorSpec spec = Float32Sum({50});
+        auto members = MakeMembers(spec, 3, direct);
+        World world = MakeWorld(spec, members, false);
+        const auto status =
+            RunStep(members, spec.dtype, {},
+                    [&](int round, int from, int to, std::vector<std::byte>& bytes) {
+                      if (round != bad_round || from != 2 || to != 0) return;
+                      bytes.resize(static_cast<size_t>(static_cast<int>(bytes.size()) + change));
+                    });
+        EXPECT_EQ(status[0].code(), StatusCode::kInvalidArgument);
+        EXPECT_NE(status[0].message().find("fc1.weight"), std::string::npos);
+        EXPECT_NE(status[0].message().find("rank 2"), std::string::npos);
+      }
+    }
+  }
+}
+
+TEST(DenseExchangeTest, OwnerFormSendsResultsFromItsOwnMemory) {
+  const TensorSpec spec = Float32Sum({8000});
+  auto members = MakeMembers(spec, 2);
+  World world = MakeWorld(spec, members, false);
+  Exchange& exchange = *members[0].exchange;
+  StepInput input;
+  input.mine = &members[0].mine;
+  ASSERT_TRUE(exchange.Begin(input, {0, 2, {}}).ok());
+  const std::vector<std::byte> piece(4000 * 4);
+  const ByteSpan shares[] = {{}, piece};
+  ASSERT_TRUE(exchange.Receive(0, shares).ok());
+  GatherBuffer out;
+  ASSERT_TRUE(exchange.Send(1, 1, out).ok());
+  const auto* output = static_cast<const std::byte*>(members[0].mine.output.data);
+  for (ByteSpan bytes : out.Pieces()) {
+    EXPECT_TRUE(bytes.data() < output || bytes.data() >= output + 8000 * 4);
+  }
+}
+
+TEST(DenseExchangeTest, WrongMemoryIsRefusedAtTheBeginning) {
+  const TensorSpec spec = Float32Sum({8});
+  auto members = MakeMembers(spec, 1);
+  Tensor input(DType::kFloat32, {8}), small(DType::kFloat32, {7});
+  StepInput step;
+  Contribution mine{.input = input.View(), .output = small.View(), .splits = {}};
+  step.mine = &mine;
+  EXPECT_EQ(members[0].exchange->Begin(step, {}).code(), StatusCode::kInvalidArgument);
+  mine = {.input = small.View(), .output = small.View(), .splits = {}};
+  EXPECT_EQ(members[0].exchange->Begin(step, {}).code(), StatusCode::kInvalidArgument);
+}
+
+}  // namespace
+}  // namespace dad
