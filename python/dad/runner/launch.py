@@ -12,7 +12,7 @@ from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, Slot, assign_ranks
 from dad.runner.job import Job, RankProcess
-from dad.runner.output import RankStream, open_copies
+from dad.runner.output import RankStream, bytes_of, open_copies
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions, check_hosts
 
@@ -152,7 +152,7 @@ def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote:
     if plan.output_dir is not None:
         copies = open_copies(plan.output_dir, slot.rank, slot.size)
     streams = [
-        RankStream(slot.rank, name, destination.buffer, timestamps=plan.timestamps, copy=copy)
+        RankStream(slot.rank, name, bytes_of(destination), timestamps=plan.timestamps, copy=copy)
         for name, destination, copy in zip(
             ("stdout", "stderr"), (sys.stdout, sys.stderr), copies, strict=True
         )

@@ -6,13 +6,36 @@ import re
 import time
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol, TextIO
 
 TAIL_LINES = 20
 # A line without an end is passed on in pieces of this size.
 MAX_LINE_BYTES = 1 << 16
 # A carriage return ends a line too, so that progress bars move.
 _LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
+
+
+class ByteSink(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+    def flush(self) -> object: ...
+
+
+class _TextSink:
+    """A notebook's stdout takes text only."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, data: bytes, /) -> None:
+        self._stream.write(data.decode(errors="replace"))
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+
+def bytes_of(stream: TextIO) -> ByteSink:
+    """Where bytes for this text stream can be written."""
+    return getattr(stream, "buffer", None) or _TextSink(stream)
 
 
 class RankStream:
@@ -22,7 +45,7 @@ class RankStream:
         self,
         rank: int,
         name: str,
-        destination: BinaryIO,
+        destination: ByteSink,
         *,
         prefix: bool = True,
         timestamps: bool = False,

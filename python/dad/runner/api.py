@@ -1,0 +1,153 @@
+"""dad.run(): a function on every rank, the results as a list."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from dad.errors import DadInternalError
+from dad.runner.errors import LaunchError
+from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
+from dad.runner.launch import DEFAULT_START_TIMEOUT_SECONDS, LaunchPlan, launch, plan_network
+from dad.runner.payload import FUNCTION, RESULT_SCOPE, SECRET_VARIABLE, pack, unpack
+from dad.runner.rendezvous import RendezvousServer
+from dad.runner.ssh import SshOptions
+
+
+class RankTraceback(Exception):
+    """The cause of an exception that was raised on a rank: where that was."""
+
+    def __init__(self, rank: int, text: str) -> None:
+        super().__init__(f"on rank {rank}:\n{text}")
+        self.rank = rank
+
+
+def run(
+    func: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    num_proc: int = 1,
+    min_num_proc: int | None = None,
+    max_num_proc: int | None = None,
+    slots: int | None = None,
+    reset_limit: int | None = None,
+    cooldown_range: Sequence[int] | None = None,
+    hosts: str | None = None,
+    hostfile: str | None = None,
+    host_discovery_script: str | None = None,
+    start_timeout: float | None = None,
+    ssh_port: int | None = None,
+    ssh_identity_file: str | None = None,
+    disable_cache: bool | None = None,
+    output_filename: str | None = None,
+    verbose: int | bool | None = None,
+    use_gloo: bool | None = None,
+    use_mpi: bool | None = None,
+    mpi_args: str | None = None,
+    network_interface: str | None = None,
+    network_interfaces: str | None = None,
+    executable: str | None = None,
+    np: int | None = None,
+    min_np: int | None = None,
+    max_np: int | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
+) -> list[Any]:
+    """Runs `func(*args, **kwargs)` on `num_proc` ranks and returns the results by rank.
+
+    func may be a lambda or a closure. hosts is "node1:2,node2:2"; without it and without
+    hostfile all ranks run here. The output of the ranks is shown as dadrun shows it. An exception
+    of a rank is raised here; its cause tells rank and traceback. env replaces os.environ as the
+    ranks' environment. Names, order and meaning are those of horovod.run; disable_cache and
+    use_gloo are accepted and change nothing, np is another name for num_proc.
+    """
+    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
+    if any(value is not None for value in (*elastic, min_np, max_np)):
+        raise ValueError("elastic launching is not available in this version; give num_proc and hosts only")
+    if use_gloo and use_mpi:
+        raise ValueError("use_gloo and use_mpi exclude each other")
+    if hosts is not None and hostfile is not None:
+        raise ValueError("hosts and hostfile exclude each other")
+    count = num_proc if np is None else np
+    secret = secrets.token_hex(32)
+    try:
+        where = _hosts(hosts, hostfile, count)
+        placed = assign_ranks(where, count)
+        interfaces = network_interfaces or network_interface
+        net = plan_network([slot.host for slot in placed], interfaces)
+        with RendezvousServer(net.bind_address) as server:
+            server.put(*FUNCTION, pack((func, tuple(args), dict(kwargs or {})), secret))
+            command = [
+                executable or sys.executable,
+                "-m",
+                "dad.runner.run_task",
+                net.address,
+                str(server.port),
+            ]
+            environment = dict(os.environ if env is None else env)
+            plan = LaunchPlan(
+                hosts=where,
+                command=command,
+                num_proc=count,
+                variables={SECRET_VARIABLE: secret, **_variables(environment, start_timeout)},
+                environment=environment,
+                ssh=SshOptions(ssh_port, ssh_identity_file),
+                interfaces=interfaces,
+                output_dir=output_filename,
+                start_timeout=start_timeout or DEFAULT_START_TIMEOUT_SECONDS,
+                verbose=bool(verbose),
+            )
+            if use_mpi:
+                from dad.runner.mpi import launch_with_mpirun
+
+                code = launch_with_mpirun(plan, mpi_args, server=server)
+            else:
+                code = launch(plan, server)
+            return _results(server, secret, count, code)
+    except LaunchError as error:
+        raise RuntimeError(str(error)) from None
+
+
+def _hosts(hosts: str | None, hostfile: str | None, count: int) -> list[Host]:
+    if hosts is not None:
+        return parse_hosts(hosts)
+    if hostfile is not None:
+        return parse_hostfile(hostfile)
+    if count < 1:
+        raise LaunchError(f"num_proc={count}: at least one process is needed")
+    return [Host("localhost", count)]
+
+
+def _variables(environment: dict[str, str], start_timeout: float | None) -> dict[str, str]:
+    """The ranks must be able to import what this process has imported."""
+    inherited = environment.get("PYTHONPATH", "").split(os.pathsep)
+    installed = (sys.prefix, sys.base_prefix)
+    ours = [os.path.abspath(entry) for entry in sys.path]
+    ours = [entry for entry in ours if not entry.startswith(installed)]
+    variables = {"PYTHONPATH": os.pathsep.join(dict.fromkeys(filter(None, [*ours, *inherited])))}
+    if start_timeout is not None:
+        variables["DAD_START_TIMEOUT"] = variables["HOROVOD_START_TIMEOUT"] = f"{start_timeout:g}"
+    return variables
+
+
+def _results(server: RendezvousServer, secret: str, count: int, code: int) -> list[Any]:
+    if code == 130:
+        raise KeyboardInterrupt
+    packed = [server.get(RESULT_SCOPE, str(rank)) for rank in range(count)]
+    answers = [None if data is None else unpack(data, secret) for data in packed]
+    failures = [(rank, answer) for rank, answer in enumerate(answers) if answer and answer[0] == "error"]
+    # A rank that only noticed another's end is not the one to blame.
+    failures.sort(key=lambda failure: isinstance(failure[1][1], DadInternalError))
+    silent = [rank for rank, answer in enumerate(answers) if answer is None]
+    if failures and not (silent and isinstance(failures[0][1][1], DadInternalError)):
+        rank, (_, error, text) = failures[0]
+        raise error from RankTraceback(rank, text)
+    if silent or code != 0:
+        raise RuntimeError(
+            f"dad.run failed with exit code {code}: no result from {len(silent)} of {count} ranks "
+            f"({', '.join(map(str, silent))}); their output is above"
+        )
+    return [answer[1] for answer in answers if answer is not None]

@@ -1,0 +1,62 @@
+"""What this installation was built with: `dadrun --check-build`. Must work when nothing is built."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import Any
+
+from dad._version import __version__
+
+LIB_DIR = Path(__file__).parent.parent / "_lib"
+FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch"}
+PLUGINS = {"MPI": "mpi", "Gloo": "gloo"}
+
+
+def build_info() -> dict[str, Any]:
+    """What the build recorded; empty if there was none."""
+    try:
+        info: dict[str, Any] = json.loads((LIB_DIR / "build_info.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return info
+
+
+def framework_status(module: str) -> tuple[bool, str]:
+    """Whether dad was built for the framework and the framework is there, else why not."""
+    built_for = build_info().get(module)
+    if not built_for:
+        return False, f"dad was built without it; with it installed: {rebuild_command()}"
+    if importlib.util.find_spec(module) is None:
+        return False, f"{module} is not installed: pip install {module}=={built_for}"
+    return True, f"built for {built_for}"
+
+
+def plugin_status(name: str) -> tuple[bool, str]:
+    """Whether the transport's plug-in can be opened, else why not."""
+    try:
+        from dad._lib import _core
+    except ImportError as error:
+        return False, f"the core is not there ({error}); build it: {rebuild_command()}"
+    available, text = _core.plugin_status(name)
+    return bool(available), str(text)
+
+
+def rebuild_command() -> str:
+    return "pip install --no-build-isolation --force-reinstall --no-deps ."
+
+
+def describe_build() -> str:
+    frameworks = {name: framework_status(module)[0] for name, module in FRAMEWORKS.items()}
+    plugins = {name: plugin_status(plugin)[0] for name, plugin in PLUGINS.items()}
+    lines = [f"dad v{__version__}:", "", "Available Frameworks:"]
+    lines += _marks(frameworks)
+    lines += ["", "Available Controllers:", *_marks(plugins)]
+    operations = {"NCCL": False, **plugins}
+    lines += ["", "Available Tensor Operations:", *_marks(operations)]
+    return "\n".join(lines)
+
+
+def _marks(entries: dict[str, bool]) -> list[str]:
+    return [f"    [{'X' if there else ' '}] {name}" for name, there in entries.items()]

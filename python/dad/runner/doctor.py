@@ -1,0 +1,203 @@
+"""`dadrun --doctor`: is everything there, and does it work?
+
+One line per check. ✓ is fine, ✗ is broken, – is absent and not needed; what is missing comes
+with the command that brings it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import platform
+import secrets
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dad._version import __version__
+from dad.runner import network
+from dad.runner.check_build import FRAMEWORKS, build_info, framework_status, plugin_status, rebuild_command
+from dad.runner.hosts import Host
+from dad.runner.kv import KeyValueClient
+from dad.runner.rendezvous import RendezvousServer
+from dad.runner.ssh import SshOptions, check_host
+
+_EXCHANGE_SECONDS = 120
+_OK, _BROKEN, _ABSENT = "✓", "✗", "–"
+
+
+@dataclass(frozen=True)
+class Finding:
+    mark: str
+    text: str
+
+
+def examine(hosts: list[Host], ssh: SshOptions) -> int:
+    """Prints the findings; 0 if nothing is broken."""
+    broken = 0
+    for check in (_python, _core, _frameworks, _plugins, _rendezvous, _ports):
+        for finding in check():
+            broken += _show(finding)
+    reachable = True
+    for finding in _ssh_hosts(hosts, ssh):
+        reachable = reachable and finding.mark == _OK
+        broken += _show(finding)
+    if reachable:
+        broken += _show(_exchange(hosts, ssh))
+    print(
+        "everything works"
+        if broken == 0
+        else f"{broken} {'thing is' if broken == 1 else 'things are'} broken"
+    )
+    return 0 if broken == 0 else 1
+
+
+def _show(finding: Finding) -> int:
+    print(f"{finding.mark} {finding.text}", flush=True)
+    return int(finding.mark == _BROKEN)
+
+
+def _python() -> Iterator[Finding]:
+    fine = sys.version_info >= (3, 10)
+    text = f"Python {platform.python_version()} ({sys.executable}), dad {__version__}"
+    yield Finding(_OK if fine else _BROKEN, text if fine else f"{text}: dad needs Python 3.10 or newer")
+
+
+def _core() -> Iterator[Finding]:
+    error = _import_error("dad._lib._core")
+    if error is None:
+        yield Finding(_OK, "the core loads")
+    else:
+        yield Finding(_BROKEN, f"the core does not load: {error}; build it: {rebuild_command()}")
+
+
+def _frameworks() -> Iterator[Finding]:
+    served = 0
+    for name, module in FRAMEWORKS.items():
+        there, why = framework_status(module)
+        if not there:
+            # Built for it but it has gone: broken. Never built for it: not needed.
+            yield Finding(_BROKEN if build_info().get(module) else _ABSENT, f"{name}: {why}")
+            continue
+        error = _import_error(f"dad.{module}")
+        if error is None:
+            served += 1
+            yield Finding(_OK, f"{name}: {why}, dad.{module} loads")
+        else:
+            yield Finding(_BROKEN, f"{name}: dad.{module} does not load: {error}; {rebuild_command()}")
+    if served == 0:
+        yield Finding(_BROKEN, f"no framework: pip install torch, then {rebuild_command()}")
+
+
+def _plugins() -> Iterator[Finding]:
+    there, why = plugin_status("gloo")
+    cure = f"apt-get install libgloo-dev, then {rebuild_command()}"
+    yield Finding(_OK, f"gloo: {why}") if there else Finding(_BROKEN, f"gloo: {why}; {cure}")
+    there, why = plugin_status("mpi")
+    cure = f"wanted only for --mpi and mpirun: apt-get install libopenmpi-dev, then {rebuild_command()}"
+    yield Finding(_OK, f"mpi: {why}") if there else Finding(_ABSENT, f"mpi: {why}; {cure}")
+
+
+def _rendezvous() -> Iterator[Finding]:
+    token = secrets.token_hex(8)
+    with RendezvousServer(token=token) as server:
+        addresses = dict.fromkeys(["127.0.0.1", *network.interface_addresses().values()])
+        for address in addresses:
+            if not KeyValueClient(f"http://{address}:{server.port}", request_timeout=5.0).is_server_of(token):
+                cure = (
+                    "does a firewall or a proxy (http_proxy) stand between? Choose with --network-interfaces"
+                )
+                yield Finding(_BROKEN, f"the rendezvous server does not answer at {address}; {cure}")
+                return
+    yield Finding(_OK, f"the rendezvous server answers at {', '.join(addresses)}")
+
+
+def _ports() -> Iterator[Finding]:
+    wanted = 16
+    servers: list[RendezvousServer] = []
+    try:
+        for _ in range(wanted):
+            servers.append(RendezvousServer())
+    except OSError as error:
+        cure = "see: ss -s; sysctl net.ipv4.ip_local_port_range; ulimit -n"
+        yield Finding(
+            _BROKEN, f"only {len(servers)} of {wanted} ports could be opened: {error.strerror}; {cure}"
+        )
+        return
+    finally:
+        for server in servers:
+            server.stop()
+    yield Finding(_OK, "ports can be opened")
+
+
+def _ssh_hosts(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
+    for host in hosts:
+        if network.is_local(host.name):
+            yield Finding(_OK, f"{host.name} is this machine")
+            continue
+        reason = check_host(host.name, ssh)
+        if reason is not None:
+            attempt = shlex.join([*ssh.command(host.name), "true"])
+            yield Finding(_BROKEN, f"{host.name}: {reason}; try: {attempt}")
+            continue
+        yield _remote_dad(host.name, ssh)
+
+
+def _remote_dad(host: str, ssh: SshOptions) -> Finding:
+    """The other side needs the same dad, for the same interpreter."""
+    command = shlex.join([sys.executable, "-c", "import dad; print(dad.__version__)"])
+    try:
+        answer = subprocess.run(
+            [*ssh.command(host), command],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    except subprocess.TimeoutExpired:
+        return Finding(_BROKEN, f"{host}: no answer within 60 s to: {command}")
+    if answer.returncode != 0:
+        why = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(
+            _BROKEN, f"{host}: dad is not there ({why}); install it for {sys.executable} on {host}"
+        )
+    version = answer.stdout.strip()
+    if version != __version__:
+        return Finding(
+            _BROKEN, f"{host} has dad {version}, this machine {__version__}; install the same on both"
+        )
+    return Finding(_OK, f"{host}: ssh works, dad {version} is there")
+
+
+def _exchange(hosts: list[Host], ssh: SshOptions) -> Finding:
+    """A real allreduce, started by dadrun itself; with two hosts or more, between them."""
+    command = [sys.executable, "-m", "dad.runner.cli"]
+    if len(hosts) >= 2:
+        command += ["-H", ",".join(f"{host.name}:1" for host in hosts)]
+        command += ["-p", str(ssh.port)] if ssh.port is not None else []
+        command += ["-i", ssh.identity_file] if ssh.identity_file is not None else []
+        what = f"an allreduce between {len(hosts)} hosts"
+    else:
+        command += ["-np", "2"]
+        what = "an allreduce between 2 processes"
+    command += [sys.executable, "-m", "dad.runner.doctor_worker"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=_EXCHANGE_SECONDS)
+    except subprocess.TimeoutExpired:
+        return Finding(_BROKEN, f"{what}: no result within {_EXCHANGE_SECONDS} s; try: {shlex.join(command)}")
+    if answer.returncode == 0:
+        return Finding(_OK, f"{what}: the result is right")
+    tail = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-8:])
+    return Finding(_BROKEN, f"{what} failed; try: {shlex.join(command)}\n{tail}")
+
+
+def _import_error(module: str) -> str | None:
+    """In a process of its own: a library that does not fit may crash its process."""
+    if importlib.util.find_spec(module.partition(".")[0]) is None:
+        return f"no module {module}"
+    answer = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)
+    if answer.returncode == 0:
+        return None
+    lines = answer.stderr.strip().splitlines()
+    return lines[-1] if lines else f"the process ended with code {answer.returncode}"

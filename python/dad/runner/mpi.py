@@ -1,0 +1,138 @@
+"""`dadrun --mpi`: mpirun starts the ranks; dadrun makes its command and serves the rendezvous."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+from dad.runner import remote
+from dad.runner.errors import LaunchError
+from dad.runner.hosts import Slot, assign_ranks
+from dad.runner.job import Job, RankProcess
+from dad.runner.launch import LaunchPlan, Network, interface_variables, plan_network
+from dad.runner.output import RankStream, bytes_of
+from dad.runner.rendezvous import RendezvousServer
+from dad.runner.ssh import check_hosts
+
+# Places of an outer job, which would be taken for those of this one.
+_PLACE = re.compile(r"(DAD|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)|(OMPI|PMI|PMIX|PRTE)_.*|MPI_LOCAL.*")
+
+
+def launch_with_mpirun(
+    plan: LaunchPlan,
+    mpi_args: str | None = None,
+    binding_args: str | None = None,
+    server: RendezvousServer | None = None,
+) -> int:
+    """Like launch(): the exit code of dadrun; a given `server` is not stopped."""
+    mpirun = shutil.which("mpirun") or shutil.which("mpiexec")
+    if mpirun is None:
+        raise LaunchError("--mpi: there is no mpirun on PATH; install one: apt-get install openmpi-bin")
+    kind = detect_kind(mpirun)
+    slots = assign_ranks(plan.hosts, plan.num_proc)
+    net = plan_network([slot.host for slot in slots], plan.interfaces)
+    check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
+    own_server = RendezvousServer(net.bind_address) if server is None else None
+    try:
+        port = (server or own_server).port  # type: ignore[union-attr]
+        environment = mpi_environment(plan, net, port)
+        build = openmpi_command if kind == "openmpi" else mpich_command
+        command = build(mpirun, plan, slots, environment, mpi_args, binding_args)
+        if plan.verbose:
+            print(f"dadrun: {shlex.join(command)}", file=sys.stderr)
+        process = remote.start_local(command, environment, os.getcwd())
+        streams = [
+            RankStream(0, name, bytes_of(stream), prefix=False)
+            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
+        ]
+        return Job([RankProcess("mpirun", "localhost", False, process, *streams)]).run()
+    finally:
+        if own_server is not None:
+            own_server.stop()
+
+
+def detect_kind(mpirun: str) -> str:
+    answer = subprocess.run([mpirun, "--version"], capture_output=True, text=True, timeout=30)
+    text = (answer.stdout + answer.stderr).lower()
+    if "open mpi" in text or "openrte" in text or "prte" in text:
+        return "openmpi"
+    if "hydra" in text or "mpich" in text or "intel(r) mpi" in text:
+        return "mpich"
+    raise LaunchError(f"--mpi: {mpirun} is neither Open MPI nor MPICH: {text.strip().splitlines()[:1]}")
+
+
+def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]:
+    base = {**plan.environment, **plan.variables}
+    environment = {name: value for name, value in base.items() if not _PLACE.fullmatch(name)}
+    environment.update(interface_variables(net, environment, given=plan.interfaces is not None))
+    environment["DAD_RENDEZVOUS"] = f"http://{net.address}:{port}"
+    environment.setdefault("DAD_TRANSPORT", "mpi")
+    environment["HOROVOD_CONTROLLER"] = environment["HOROVOD_CPU_OPERATIONS"] = "mpi"
+    environment["PYTHONUNBUFFERED"] = "1"
+    if os.geteuid() == 0:
+        # Open MPI refuses root otherwise; whoever calls dadrun as root means it.
+        environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
+    return environment
+
+
+def _slots_by_host(slots: list[Slot]) -> str:
+    counts = {slot.host: slot.local_size for slot in slots}
+    return ",".join(f"{host}:{count}" for host, count in counts.items())
+
+
+def _ssh_args(plan: LaunchPlan) -> str:
+    port = ["-p", str(plan.ssh.port)] if plan.ssh.port is not None else []
+    identity = ["-i", plan.ssh.identity_file] if plan.ssh.identity_file is not None else []
+    return shlex.join([*port, *identity])
+
+
+def openmpi_command(
+    mpirun: str,
+    plan: LaunchPlan,
+    slots: list[Slot],
+    environment: dict[str, str],
+    mpi_args: str | None,
+    binding_args: str | None,
+) -> list[str]:
+    command = [mpirun, "-np", str(len(slots)), "--host", _slots_by_host(slots)]
+    command += shlex.split(binding_args) if binding_args else ["--bind-to", "none", "--map-by", "slot"]
+    command += ["--timestamp-output"] if plan.timestamps else []
+    command += ["--tag-output"]
+    if plan.output_dir is not None:
+        command += ["--output-filename", plan.output_dir]
+    if _ssh_args(plan):
+        command += ["--mca", "plm_rsh_args", _ssh_args(plan)]
+    if plan.interfaces is not None:
+        for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
+            command += ["--mca", layer, plan.interfaces]
+    for name in sorted(remote.exportable(environment)):
+        # Shell functions and the like have names that mpirun does not take.
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not name.startswith("OMPI_"):
+            command += ["-x", name]
+    return [*command, *shlex.split(mpi_args or ""), *plan.command]
+
+
+def mpich_command(
+    mpirun: str,
+    plan: LaunchPlan,
+    slots: list[Slot],
+    environment: dict[str, str],
+    mpi_args: str | None,
+    binding_args: str | None,
+) -> list[str]:
+    # Hydra passes the whole environment by itself.
+    command = [mpirun, "-np", str(len(slots)), "-hosts", _slots_by_host(slots), "-prepend-rank"]
+    command += shlex.split(binding_args or "")
+    if plan.output_dir is not None:
+        os.makedirs(plan.output_dir, exist_ok=True)
+        command += ["-outfile-pattern", f"{plan.output_dir}/rank.%r.stdout"]
+        command += ["-errfile-pattern", f"{plan.output_dir}/rank.%r.stderr"]
+    if _ssh_args(plan):
+        environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = _ssh_args(plan)
+    if plan.interfaces is not None:
+        command += ["-iface", plan.interfaces.partition(",")[0]]
+    return [*command, *shlex.split(mpi_args or ""), *plan.command]
