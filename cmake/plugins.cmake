@@ -8,7 +8,10 @@ function(dad_add_plugin name)
   target_include_directories(dad_${name} PRIVATE dad_core)
   target_include_directories(dad_${name} SYSTEM PRIVATE ${ARG_INCLUDES})
   target_link_libraries(dad_${name} PRIVATE dad_core Threads::Threads ${ARG_LIBRARIES})
-  set_target_properties(dad_${name} PROPERTIES INSTALL_RPATH "$ORIGIN;${ARG_RPATH}")
+  # Only the C entry points are seen from outside.
+  set_target_properties(dad_${name} PROPERTIES INSTALL_RPATH "$ORIGIN;${ARG_RPATH}"
+    CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON)
+  target_link_options(dad_${name} PRIVATE -Wl,--exclude-libs,ALL)
   set(DAD_PLUGINS ${DAD_PLUGINS} ${name} PARENT_SCOPE)
 endfunction()
 
@@ -20,6 +23,9 @@ find_library(GLOO_LIBRARY gloo)
 file(GLOB gloo_sources CONFIGURE_DEPENDS dad_core/transport/gloo/*.cc)
 if(GLOO_INCLUDE_DIR AND GLOO_LIBRARY AND gloo_sources)
   dad_add_plugin(gloo SOURCES ${gloo_sources} INCLUDES ${GLOO_INCLUDE_DIR} LIBRARIES ${GLOO_LIBRARY})
+  # Debian's gloo headers lack one of their own.
+  target_compile_options(dad_gloo PRIVATE
+    "SHELL:-idirafter ${PROJECT_SOURCE_DIR}/dad_core/transport/gloo/compat")
 endif()
 
 # ---- mpi

@@ -19,6 +19,10 @@ class Store {
   virtual Status Delete(const std::string& key) = 0;
 };
 
+// `text` with every byte that is not a letter, a digit, '-' or '_' as %XX: one part
+// of a URL path, and one name in a directory that is not "." or "..".
+std::string PercentEncode(const std::string& text);
+
 // url: "http://ADDR:PORT" (a key lives at /<scope>/<key>, as horovodrun serves it)
 // or "file:///DIR". `scope` keeps one job and one init() apart from the next.
 Result<std::unique_ptr<Store>> OpenStore(const std::string& url, const std::string& scope);

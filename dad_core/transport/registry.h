@@ -1,9 +1,10 @@
 // Finds a transport by name. The only place that lists backends.
 #pragma once
 
+#include <cstddef>
+#include <cstdio>
 #include <memory>
 #include <string>
-#include <vector>
 
 #include "dad/engine.h"
 #include "dad/status.h"
@@ -12,10 +13,11 @@
 namespace dad {
 
 // What a plug-in exports, with C linkage, under these names:
-//   const char* dad_plugin_abi();     must equal PluginAbi() of the core
-//   const char* dad_plugin_describe();   one line for --check-build
+//   const char* dad_plugin_abi();       MakePluginAbi() as the plug-in was compiled
+//   const char* dad_plugin_describe();  one line for --check-build
 //   Transport* dad_plugin_connect(const PluginArgs*, char* error, size_t error_size);
-// connect returns null and fills `error` on failure; it never throws.
+// connect returns null and fills `error`, after a first byte with the StatusCode (as
+// WritePluginError does); it never throws.
 struct PluginArgs {
   const World* world;
   const Options* options;
@@ -24,15 +26,23 @@ struct PluginArgs {
   Transport* control;
 };
 
-const char* PluginAbi();
+// For dad_plugin_connect: carries a status over the C border.
+inline void WritePluginError(const Status& status, char* error, size_t error_size) {
+  std::snprintf(error, error_size, "%c%s", '0' + static_cast<int>(status.code()),
+                status.message().c_str());
+}
 
-// Opens libdad_<name>.so in world.plugin_dir and meets the other ranks.
+// Opens libdad_<name>.so in world.plugin_dir and meets the other ranks. "mpi" is
+// whichever MPI this process was launched by. A world of size 1 needs no plug-in.
 // kUnavailable with the command that brings it when the plug-in or its library is
 // not there.
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options);
 
-// True, or why not: "libdad_mpi_openmpi.so: libmpi.so.40: cannot open ...".
+// OK, or why not: "libdad_mpi_openmpi.so: libmpi.so.40: cannot open ...".
 Status PluginAvailable(const std::string& name, const std::string& plugin_dir);
+
+// What an available plug-in says of itself.
+Result<std::string> DescribePlugin(const std::string& name, const std::string& plugin_dir);
 
 }  // namespace dad

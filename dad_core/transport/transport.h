@@ -99,8 +99,8 @@ class Transport {
   // On failure the status names the peer; the transport is then good for Close only.
   virtual Status AllReduce(const TensorView& inout, ReduceOp op, Millis timeout);
   // counts: bytes from each rank; out holds them one after the other.
-  virtual Status AllGatherV(ByteSpan mine, std::span<const size_t> counts,
-                            std::span<std::byte> out, Millis timeout);
+  virtual Status AllGatherV(ByteSpan mine, std::span<const size_t> counts, std::span<std::byte> out,
+                            Millis timeout);
   virtual Status Broadcast(std::span<std::byte> inout, int root, Millis timeout);
   // `in` is size() blocks, counts in elements; the sum of this rank's block goes to out.
   virtual Status ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
@@ -126,8 +126,7 @@ class Transport {
   // Building blocks of the default collectives (collectives.cc).
   uint64_t NextTag();
   void Post(int peer, uint64_t tag, ByteSpan bytes, std::shared_ptr<void> keep);
-  Result<AlignedBuffer> Take(int peer, uint64_t tag, Clock::time_point deadline,
-                             const char* what);
+  Result<AlignedBuffer> Take(int peer, uint64_t tag, Clock::time_point deadline, const char* what);
   Result<AlignedBuffer> TakeExactly(int peer, uint64_t tag, size_t num_bytes,
                                     Clock::time_point deadline, const char* what);
 

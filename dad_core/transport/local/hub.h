@@ -53,7 +53,7 @@ class Hub {
  private:
   struct Rank {
     Inbox* inbox = nullptr;
-    std::vector<Parcel> waiting;           // before Attach
+    std::vector<Parcel> waiting;            // before Attach
     std::vector<Clock::time_point> latest;  // due time of the last parcel to each peer
     bool alive = true;
     bool silent = false;

@@ -93,8 +93,8 @@ void LocalTransport::Run() {
 
 void LocalTransport::HandOut(Parcel parcel) {
   if (parcel.lost) {
-    ReportLost(parcel.from, Status::Aborted("rank " + std::to_string(parcel.from) +
-                                            " closed the connection"));
+    ReportLost(parcel.from,
+               Status::Aborted("rank " + std::to_string(parcel.from) + " closed the connection"));
     return;
   }
   bytes_received_ += WireBytes(parcel.header);

@@ -1,0 +1,22 @@
+// One HTTP/1.0 request on a connection of its own.
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "dad/status.h"
+
+namespace dad {
+
+struct HttpReply {
+  int status = 0;  // 200, 404, …
+  std::string body;
+};
+
+// Blocks until the reply is complete or `deadline` has passed.
+Result<HttpReply> HttpRequest(const std::string& host, const std::string& port,
+                              const std::string& verb, const std::string& path,
+                              const std::string& body,
+                              std::chrono::steady_clock::time_point deadline);
+
+}  // namespace dad

@@ -1,0 +1,98 @@
+#include "transport/gloo/gloo_transport.h"
+
+#include <exception>
+#include <utility>
+
+#include "rendezvous/store.h"
+#include "transport/gloo/local_address.h"
+#include "transport/gloo/store_adaptor.h"
+
+namespace dad::gloo_transport {
+namespace {
+
+namespace tcp = ::gloo::transport::tcp;
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> GlooTransport::Connect(const World& world,
+                                                          const Options& options) {
+  std::unique_ptr<GlooTransport> transport(new GlooTransport(world.rank, world.size));
+  DAD_RETURN_IF_ERROR(transport->ConnectMesh(world, options));
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+GlooTransport::~GlooTransport() { Close(); }
+
+Status GlooTransport::ConnectMesh(const World& world, const Options& options) {
+  const auto timeout = std::chrono::duration_cast<Millis>(
+      std::chrono::duration<double>(options.start_timeout_seconds));
+  const auto deadline = Clock::now() + timeout;
+
+  Result<std::unique_ptr<Store>> store =
+      OpenStore(world.rendezvous, "dad_gloo_" + world.generation);
+  if (!store.ok()) return store.status();
+  StoreAdaptor adaptor(store.value().get(), deadline);
+  Result<std::string> address = LocalAddress(world, options.interface);
+  if (!address.ok()) return address.status();
+
+  try {
+    const tcp::attr attr = tcp::CreateDeviceAttr(tcp::attr(address.value().c_str()));
+    std::shared_ptr<::gloo::transport::Device> device =
+        std::make_shared<FramedDevice>(attr, PairShared{this, &traffic_, deadline});
+    auto context = std::make_shared<::gloo::rendezvous::Context>(rank(), size());
+    context->setTimeout(timeout);
+    context->connectFullMesh(adaptor, device);
+    context_ = std::move(context);
+  } catch (const std::exception& error) {
+    if (!adaptor.failure().ok()) return adaptor.failure();
+    return Status::Unavailable("gloo at " + address.value() + ": " + error.what());
+  }
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer != rank()) pairs_[peer] = static_cast<FramedPair*>(context_->getPair(peer).get());
+  }
+
+  // That all our pairs are connected does not say that everybody's are.
+  const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now());
+  if (Status met = Barrier(std::max(left, Millis(0))); !met.ok()) {
+    return Status(met.code(), "while connecting: " + met.message());
+  }
+  adaptor.RemoveOwnKeys();
+  return Status::Ok();
+}
+
+TransportCounters GlooTransport::counters() const {
+  return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
+}
+
+void GlooTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
+                         std::shared_ptr<void> keep) {
+  pairs_[peer]->writer().Send(header, std::move(payload), std::move(keep));
+}
+
+Status GlooTransport::Flush(Millis timeout) {
+  const auto deadline = Clock::now() + timeout;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (pairs_[peer] != nullptr && !pairs_[peer]->writer().WaitUntilTaken(deadline)) {
+      return Status::Timeout("rank " + std::to_string(peer) + " does not take what is sent to it");
+    }
+  }
+  return Status::Ok();
+}
+
+void GlooTransport::Close() {
+  for (FramedPair* pair : pairs_) {
+    if (pair != nullptr) pair->close();
+  }
+}
+
+std::byte* GlooTransport::OnHeader(int peer, const MessageHeader& header) {
+  return ReserveFor(peer, header);
+}
+
+void GlooTransport::OnMessage(int peer, const MessageHeader& header, AlignedBuffer payload) {
+  DeliverMessage(peer, header, std::move(payload));
+}
+
+void GlooTransport::OnLost(int peer, Status why) { ReportLost(peer, std::move(why)); }
+
+}  // namespace dad::gloo_transport

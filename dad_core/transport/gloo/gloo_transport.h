@@ -1,0 +1,46 @@
+// Ranks joined by TCP connections that gloo makes. Send writes from the calling
+// thread as long as the socket takes it; gloo's epoll thread does the rest.
+#pragma once
+
+#include <gloo/rendezvous/context.h>
+
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "dad/engine.h"
+#include "transport/gloo/framed_pair.h"
+#include "transport/gloo/traffic.h"
+#include "transport/transport.h"
+
+namespace dad::gloo_transport {
+
+class GlooTransport final : public Transport, private PairListener {
+ public:
+  // Returns when all ranks are connected to each other, or options.start_timeout_seconds
+  // have passed: the status says who is missing.
+  static Result<std::unique_ptr<Transport>> Connect(const World& world, const Options& options);
+  ~GlooTransport() override;
+
+  std::string_view name() const override { return "gloo"; }
+  TransportCounters counters() const override;
+  void Send(int peer, MessageHeader header, GatherBuffer payload,
+            std::shared_ptr<void> keep) override;
+  Status Flush(Millis timeout) override;
+  void Close() override;
+
+ private:
+  GlooTransport(int rank, int size) : Transport(rank, size), pairs_(size) {}
+
+  Status ConnectMesh(const World& world, const Options& options);
+
+  std::byte* OnHeader(int peer, const MessageHeader& header) override;
+  void OnMessage(int peer, const MessageHeader& header, AlignedBuffer payload) override;
+  void OnLost(int peer, Status why) override;
+
+  Traffic traffic_;
+  std::shared_ptr<::gloo::rendezvous::Context> context_;  // owns the pairs and the device
+  std::vector<FramedPair*> pairs_;                        // null at this rank
+};
+
+}  // namespace dad::gloo_transport

@@ -1,0 +1,234 @@
+// Messages and faults, over every transport: memory, lifetimes, peers that leave, fall
+// silent or never come; and what the local network does on demand.
+#include <cstring>
+
+#include "tests/cpp/transport_fixture.h"
+
+namespace dad {
+namespace {
+
+using std::chrono::milliseconds;
+
+class TransportFaults : public testing::TestWithParam<std::string> {
+ protected:
+  const std::string& backend() const { return GetParam(); }
+};
+
+INSTANTIATE_TEST_SUITE_P(Backends, TransportFaults, testing::Values("local", "gloo"),
+                         [](const auto& info) { return info.param; });
+
+class ReservingSink : public RecordingSink {
+ public:
+  explicit ReservingSink(std::vector<std::byte>* place) : place_(place) {}
+  std::byte* Reserve(int, const MessageHeader& header) override {
+    if (header.payload_bytes != place_->size()) return nullptr;
+    return place_->data();
+  }
+
+ private:
+  std::vector<std::byte>* const place_;
+};
+
+TEST_P(TransportFaults, LargePayloadGoesWhereItWasReserved) {
+  static constexpr size_t kBytes = 64 << 20;
+  RunRanks(backend(), 2, [](Transport& transport) {
+    const int peer = 1 - transport.rank();
+    std::vector<std::byte> place(kBytes);
+    ReservingSink sink(&place);
+    transport.SetSink(&sink);
+    ASSERT_TRUE(transport.Barrier(kLong).ok());
+
+    auto mine = std::make_shared<std::vector<std::byte>>(kBytes);
+    for (size_t i = 0; i < kBytes; i += 4093) (*mine)[i] = static_cast<std::byte>(i % 251);
+    std::weak_ptr<void> kept = mine;
+    GatherBuffer payload;  // in two pieces, with a small one that is copied between
+    payload.Reference(mine->data(), kBytes / 2);
+    payload.Append(mine->data() + kBytes / 2, 100);
+    payload.Reference(mine->data() + kBytes / 2 + 100, kBytes / 2 - 100);
+    transport.Send(peer, DataHeader(1), std::move(payload), std::move(mine));
+    transport.Send(peer, DataHeader(2), BytesOf("after"), nullptr);
+
+    ASSERT_TRUE(sink.WaitForMessages(2));
+    ASSERT_TRUE(transport.Flush(kLong).ok());
+    EXPECT_TRUE(kept.expired()) << "not released though all bytes have left";
+    transport.SetSink(nullptr);
+    EXPECT_EQ(sink.messages()[0].payload.size(), 0u);
+    EXPECT_EQ(sink.messages()[0].header.payload_bytes, kBytes);
+    EXPECT_EQ(TextOf(sink.messages()[1].payload), "after");
+    for (size_t i = 0; i < kBytes; i += 4093) {
+      ASSERT_EQ(place[i], static_cast<std::byte>(i % 251)) << "byte " << i;
+    }
+  });
+}
+
+TEST_P(TransportFaults, SilentPeerIsATimeoutThatNamesIt) {
+  RunRanks(backend(), 3, [](Transport& transport) {
+    if (transport.rank() != 2) {
+      const auto begin = std::chrono::steady_clock::now();
+      const Status status = transport.Barrier(milliseconds(100));
+      EXPECT_EQ(status.code(), StatusCode::kTimeout) << status.ToString();
+      EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+    }
+    // The silent one stays until the others have given up.
+    std::byte done{};
+    for (const int peer : {0, 1}) {
+      if (transport.rank() == 2) {
+        ASSERT_TRUE(transport.ReceiveFrom(peer, 5, {&done, 1}, kLong).ok());
+      } else if (peer == transport.rank()) {
+        ASSERT_TRUE(transport.SendTo(2, 5, {&done, 1}, kLong).ok());
+      }
+    }
+  });
+}
+
+TEST_P(TransportFaults, PeerThatClosesIsAnErrorThatNamesIt) {
+  RunRanks(backend(), 3, [](Transport& transport) {
+    RecordingSink sink;
+    transport.SetSink(&sink);
+    ASSERT_TRUE(transport.Barrier(kLong).ok());
+    if (transport.rank() == 1) {
+      ASSERT_TRUE(transport.Flush(kLong).ok());
+      transport.Close();
+      transport.Close();
+      transport.Send(0, DataHeader(1), BytesOf("swallowed"), nullptr);
+      EXPECT_TRUE(sink.lost().empty()) << "one's own Close is no loss";
+      return;
+    }
+    const Status status = transport.Barrier(kLong);
+    EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+    ASSERT_TRUE(sink.WaitForLost(1));
+    transport.Send(1, DataHeader(1), BytesOf("swallowed"), nullptr);
+    transport.Close();
+    ASSERT_FALSE(sink.lost().empty());
+    EXPECT_EQ(sink.lost()[0].first, 1);
+    EXPECT_NE(sink.lost()[0].second.message().find("rank 1"), std::string::npos);
+  });
+}
+
+TEST_P(TransportFaults, WhatWasFlushedArrivesThoughTheSenderIsGone) {
+  RunRanks(backend(), 2, [](Transport& transport) {
+    if (transport.rank() == 0) {
+      transport.Send(1, DataHeader(7), BytesOf(std::string(1 << 20, 'z')), nullptr);
+      MessageHeader goodbye;
+      goodbye.kind = MessageKind::kGoodbye;
+      transport.Send(1, goodbye, {}, nullptr);
+      ASSERT_TRUE(transport.Flush(kLong).ok());
+      transport.Close();
+      return;
+    }
+    const Status status = transport.Barrier(kLong);
+    EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
+    RecordingSink sink;
+    transport.SetSink(&sink);  // gets what came before it
+    transport.SetSink(nullptr);
+    ASSERT_EQ(sink.messages().size(), 2u);
+    EXPECT_EQ(sink.messages()[0].payload.size(), size_t{1} << 20);
+    EXPECT_EQ(sink.messages()[1].header.kind, MessageKind::kGoodbye);
+    EXPECT_TRUE(sink.lost().empty()) << "a peer that said goodbye is not lost";
+  });
+}
+
+TEST_P(TransportFaults, DetachedSinkIsNotCalled) {
+  RunRanks(backend(), 2, [](Transport& transport) {
+    RecordingSink first;
+    transport.SetSink(&first);
+    transport.SetSink(nullptr);
+    transport.Send(1 - transport.rank(), DataHeader(1), BytesOf("x"), nullptr);
+    ASSERT_TRUE(transport.Barrier(kLong).ok());
+    EXPECT_TRUE(first.messages().empty());
+    RecordingSink second;
+    transport.SetSink(&second);
+    EXPECT_TRUE(second.WaitForMessages(1));
+    transport.SetSink(nullptr);
+  });
+}
+
+TEST_P(TransportFaults, ComingAndGoingLeavesNothingBehind) {
+  const auto cycle = [&] {
+    RunRanks(backend(), 3,
+             [](Transport& transport) { ASSERT_TRUE(transport.Barrier(kLong).ok()); });
+  };
+  cycle();  // what is opened once and for all
+  const size_t files = CountEntries("/proc/self/fd");
+  const size_t threads = CountEntries("/proc/self/task");
+  for (int i = 0; i < 50; ++i) cycle();
+  EXPECT_EQ(CountEntries("/proc/self/fd"), files);
+  EXPECT_EQ(CountEntries("/proc/self/task"), threads);
+}
+
+TEST(GlooStart, SaysWhoDidNotCome) {
+  TransportMaker maker("gloo", 3);
+  const size_t threads = CountEntries("/proc/self/task");
+  std::vector<std::thread> ranks;
+  for (const int rank : {0, 2}) {
+    ranks.emplace_back([&maker, rank] {
+      const auto transport = maker.Connect(rank, 0.5);
+      ASSERT_FALSE(transport.ok());
+      EXPECT_EQ(transport.status().code(), StatusCode::kTimeout);
+      EXPECT_NE(transport.status().message().find("rank 1 "), std::string::npos)
+          << transport.status().message();
+    });
+  }
+  for (std::thread& thread : ranks) thread.join();
+  EXPECT_EQ(CountEntries("/proc/self/task"), threads);
+}
+
+TEST(Registry, SaysWhatIsMissingAndHowToGetIt) {
+  const Status status = PluginAvailable("gloo", "/nonexistent");
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("libdad_gloo.so"), std::string::npos);
+  EXPECT_NE(status.message().find("apt install"), std::string::npos);
+  EXPECT_EQ(status.message().find('\n'), std::string::npos);
+  EXPECT_EQ(PluginAvailable("pigeon", "").code(), StatusCode::kInvalidArgument);
+  EXPECT_TRUE(PluginAvailable("gloo", DAD_PLUGIN_DIR).ok());
+}
+
+TEST(LocalNetwork, DelaysAndKeepsTheOrderOfEachPeer) {
+  LocalNetwork network(3);
+  network.SetDelay(std::chrono::microseconds(200));
+  network.SetJitter(std::chrono::microseconds(500), 1);
+  auto receiver = network.Connect(0);
+  auto one = network.Connect(1);
+  auto two = network.Connect(2);
+  RecordingSink sink;
+  receiver->SetSink(&sink);
+  const auto begin = std::chrono::steady_clock::now();
+  for (uint64_t i = 0; i < 50; ++i) {
+    one->Send(0, DataHeader(i), {}, nullptr);
+    two->Send(0, DataHeader(i), {}, nullptr);
+  }
+  ASSERT_TRUE(sink.WaitForMessages(100));
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::microseconds(200));
+  uint64_t next[3] = {};
+  for (const RecordingSink::Message& message : sink.messages()) {
+    EXPECT_EQ(message.header.batch, next[message.peer]++);
+  }
+}
+
+TEST(LocalNetwork, SilencedRankIsNotHeard) {
+  LocalNetwork network(2);
+  auto listener = network.Connect(0);
+  auto speaker = network.Connect(1);
+  network.Silence(1);
+  std::byte byte{};
+  ASSERT_TRUE(speaker->SendTo(0, 1, {&byte, 1}, kLong).ok());
+  EXPECT_EQ(listener->ReceiveFrom(1, 1, {&byte, 1}, milliseconds(20)).code(), StatusCode::kTimeout);
+}
+
+TEST(LocalNetwork, KilledRankIsLostToBothSides) {
+  LocalNetwork network(2);
+  auto survivor = network.Connect(0);
+  auto victim = network.Connect(1);
+  network.KillAfterSends(1, 1);
+  std::byte byte{};
+  ASSERT_TRUE(victim->SendTo(0, 1, {&byte, 1}, kLong).ok());
+  ASSERT_TRUE(victim->SendTo(0, 2, {&byte, 1}, kLong).ok());
+  EXPECT_TRUE(survivor->ReceiveFrom(1, 1, {&byte, 1}, kLong).ok());
+  EXPECT_EQ(survivor->ReceiveFrom(1, 2, {&byte, 1}, kLong).code(), StatusCode::kAborted);
+  EXPECT_EQ(victim->ReceiveFrom(0, 2, {&byte, 1}, kLong).code(), StatusCode::kAborted);
+}
+
+}  // namespace
+}  // namespace dad
