@@ -1,0 +1,213 @@
+"""init(), rank() and the like: what every framework shares."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dad import process_sets as _process_sets
+from dad._lib import _core
+from dad.process_sets import ProcessSet
+
+# The numbers of dad::ReduceOp.
+Sum = 0
+Average = 1
+Min = 2
+Max = 3
+Product = 4
+Adasum = 5
+
+_LIB_DIR = Path(__file__).parent / "_lib"
+_lock = threading.Lock()
+_exit_pid: int | None = None  # the process that has registered the exit handler
+
+
+def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
+    """Meets the other ranks; does nothing when this process has done so already.
+
+    comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
+    process_sets: sets to make at once, in the same order on all ranks ("dynamic", which
+    Horovod wants before add_process_set(), is accepted and needs nothing).
+    """
+    from dad.world import open_world
+
+    sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
+    if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
+        raise ValueError(f'process_sets is a list of ProcessSet or "dynamic"; got {process_sets!r}')
+    sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in sets]
+    with _lock:
+        if _core.is_initialized():
+            return
+        world = open_world()
+        size = world["size"]
+        _check_comm(comm, size)
+        _process_sets.check(sets, size)
+        _core.init(world, [s.ranks for s in sets])
+        _process_sets.attach(sets, size)
+        _register_exit()
+
+
+def _check_comm(comm: Any, size: int) -> None:
+    if comm is None:
+        return
+    members = comm.Get_size() if hasattr(comm, "Get_size") else len(set(comm))
+    if members not in (0, size):
+        raise ValueError(
+            f"init(comm=…) has {members} ranks where the job has {size}: "
+            "start fewer processes, or give the subset as a process set"
+        )
+
+
+def _register_exit() -> None:
+    global _exit_pid
+    if _exit_pid != os.getpid():
+        _exit_pid = os.getpid()
+        atexit.register(_at_exit, _exit_pid)
+
+
+def _at_exit(pid: int) -> None:
+    # A forked child inherits the handler but not the engine.
+    if pid == os.getpid():
+        shutdown()
+
+
+def shutdown() -> None:
+    """Says goodbye to the other ranks. init() may follow."""
+    with _lock:
+        if not _core.is_initialized():
+            return
+        _write_report()
+        _core.shutdown()
+
+
+def _write_report() -> None:
+    """DAD_REPORT=FILE: every rank adds a line of JSON with its statistics."""
+    path = os.environ.get("DAD_REPORT")
+    if not path:
+        return
+    line = json.dumps({"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}) + "\n"
+    # One write() in append mode: lines of ranks that end together do not mix.
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def is_initialized() -> bool:
+    return _core.is_initialized()
+
+
+def rank() -> int:
+    return _core.rank()
+
+
+def size() -> int:
+    return _core.size()
+
+
+def local_rank() -> int:
+    """The rank among the processes on this host."""
+    return _core.local_rank()
+
+
+def local_size() -> int:
+    """The number of processes on this host."""
+    return _core.local_size()
+
+
+def cross_rank() -> int:
+    """The number of this host among the hosts that have this local rank."""
+    return _core.cross_rank()
+
+
+def cross_size() -> int:
+    """The number of hosts that have this local rank."""
+    return _core.cross_size()
+
+
+def is_homogeneous() -> bool:
+    """Whether all hosts run the same number of processes."""
+    return _core.is_homogeneous()
+
+
+def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
+    """Starts a trace of all collectives in a file that chrome://tracing opens."""
+    _core.start_timeline(file_path, mark_cycles)
+
+
+def stop_timeline() -> None:
+    """Ends the trace; the file is valid JSON from then on."""
+    _core.stop_timeline()
+
+
+def stats() -> dict[str, Any]:
+    """Bytes counted at the socket since init() or reset_stats(), in total and per tensor."""
+    return _core.stats()
+
+
+def reset_stats() -> None:
+    _core.reset_stats()
+
+
+def _built(plugin: str) -> bool:
+    # Asks the file system and loads nothing, so that it works before init() and in a forked child.
+    return (_LIB_DIR / f"libdad_{plugin}.so").exists()
+
+
+def _transport() -> str:
+    for variable in ("DAD_TRANSPORT", "HOROVOD_CONTROLLER"):
+        if value := os.environ.get(variable):
+            return value.lower()
+    return "gloo"
+
+
+def gloo_built() -> bool:
+    return _built("gloo")
+
+
+def gloo_enabled() -> bool:
+    """Whether this process sends over gloo, or would after init()."""
+    return gloo_built() and _transport() == "gloo"
+
+
+def mpi_built() -> bool:
+    return _built("mpi")
+
+
+def mpi_enabled() -> bool:
+    """Whether this process sends over MPI, or would after init()."""
+    return mpi_built() and _transport() == "mpi"
+
+
+def mpi_threads_supported() -> bool:
+    """Whether MPI may be called from several threads: dad asks for that, or does not use MPI."""
+    if not _core.is_initialized():
+        raise ValueError("dad has not been initialized; call init() first")
+    return mpi_enabled()
+
+
+def nccl_built() -> int:
+    """NCCL's version code, 0 without NCCL."""
+    return 0
+
+
+def cuda_built() -> bool:
+    return False
+
+
+def rocm_built() -> bool:
+    return False
+
+
+def ddl_built() -> bool:
+    return False
+
+
+def ccl_built() -> bool:
+    return False

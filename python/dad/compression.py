@@ -1,0 +1,411 @@
+"""How gradients are sent: one frozen dataclass per method, and one parser for the command
+line (dadrun --compression), the environment (DAD_COMPRESSION) and per_layer.
+
+A spec is `method` or `method:option=value,option=value`; for per_layer it is
+`per_layer:glob=spec;glob=spec`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+# What this version runs; the others have their options checked and are then refused.
+AVAILABLE = ("none", "fp16", "bf16", "per_layer")
+
+_METHODS: dict[str, type[Method]] = {}
+
+
+@dataclass(frozen=True)
+class Method:
+    """Base of all methods. `Compression.x` and `Compression.x()` mean the same."""
+
+    name: ClassVar[str] = ""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        # A framework's own class for a method takes its name but not its place in the table.
+        if "name" in cls.__dict__:
+            _METHODS.setdefault(cls.name, cls)
+
+    def __post_init__(self) -> None:
+        self._check()
+        if self.name not in AVAILABLE:
+            raise ValueError(
+                f"compression method {self.name!r} is not part of this version of dad, "
+                f"which has {', '.join(AVAILABLE)}"
+            )
+
+    def _check(self) -> None:
+        """ValueError if an option is out of range."""
+
+    def spec(self) -> str:
+        """The spec that parse() turns into an equal method: options that differ from their defaults."""
+        changed = [
+            f"{field.name}={getattr(self, field.name)}"
+            for field in dataclasses.fields(self)
+            if getattr(self, field.name) != field.default
+        ]
+        return self.name + (":" + ",".join(changed) if changed else "")
+
+    def _fail(self, option: str, expected: str) -> typing.NoReturn:
+        raise ValueError(
+            f"compression {self.name}: {option}={getattr(self, option)!r} is not possible; {expected}"
+        )
+
+    def _one_of(self, option: str, *choices: str) -> None:
+        if getattr(self, option) not in choices:
+            self._fail(option, "one of " + ", ".join(choices))
+
+    def _integer(self, option: str, low: int, high: int | None = None) -> None:
+        value = getattr(self, option)
+        integer = isinstance(value, int) and not isinstance(value, bool)
+        if not integer or value < low or (high is not None and value > high):
+            self._fail(option, f"an integer from {low}" + (f" to {high}" if high is not None else " up"))
+
+    def _real(self, option: str, low: float, high: float = float("inf"), optional: bool = False) -> None:
+        value = getattr(self, option)
+        if optional and value is None:
+            return
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not low <= value <= high:
+            self._fail(option, f"a number from {low} to {high}" + (" or None" if optional else ""))
+
+    def _flag(self, option: str) -> None:
+        if not isinstance(getattr(self, option), bool):
+            self._fail(option, "True or False")
+
+
+@dataclass(frozen=True)
+class NoCompression(Method):
+    """Dense allreduce."""
+
+    name = "none"
+
+
+@dataclass(frozen=True)
+class Fp16(Method):
+    """Dense allreduce of gradients cast to float16."""
+
+    name = "fp16"
+
+
+@dataclass(frozen=True)
+class Bf16(Method):
+    """Dense allreduce of gradients cast to bfloat16."""
+
+    name = "bf16"
+
+
+@dataclass(frozen=True)
+class Dad(Method):
+    """Exact factors instead of the gradient."""
+
+    name = "dad"
+    wire: str = "fp32"  # or bf16
+
+    def _check(self) -> None:
+        self._one_of("wire", "fp32", "bf16")
+
+
+@dataclass(frozen=True)
+class Edad(Dad):
+    """Exact factors; lower deltas are recomputed where that is provably the same."""
+
+    name = "edad"
+
+
+@dataclass(frozen=True)
+class Lossy(Method):
+    """Base of the methods that change the gradient."""
+
+    warmup_steps: int = dataclasses.field(default=0, kw_only=True)  # that many dense steps first
+
+    def _check(self) -> None:
+        self._integer("warmup_steps", 0)
+
+
+@dataclass(frozen=True)
+class RankDad(Lossy):
+    """A low-rank gradient from the factors."""
+
+    name = "rank_dad"
+    rank: int = 4
+    tol: float = 0.0  # stop early when a direction adds less than this share
+    energy: float | None = None  # choose the rank that keeps this share of the energy
+    iterations: int = 1
+    combine: str = "auto"  # gather, owner, power
+    wire: str = "int4"  # fp32, bf16, int8
+    error_feedback: bool = True
+    residual: str = "dense"  # or rows
+    rest: str = "int8"  # or none: for tensors without factors
+
+    def _check(self) -> None:
+        super()._check()
+        self._integer("rank", 1)
+        self._real("tol", 0.0, 1.0)
+        self._real("energy", 0.0, 1.0, optional=True)
+        self._integer("iterations", 1)
+        self._one_of("combine", "auto", "gather", "owner", "power")
+        self._one_of("wire", "fp32", "bf16", "int8", "int4")
+        self._flag("error_feedback")
+        self._one_of("residual", "dense", "rows")
+        self._one_of("rest", "int8", "none")
+
+
+@dataclass(frozen=True)
+class Vgc(Lossy):
+    """Sends the elements whose mean beats their variance."""
+
+    name = "vgc"
+    alpha: float = 1.0
+    zeta: float = 0.999
+    variance: str = "auto"  # row, sample
+    coding: str = "rice"  # or word
+    error_feedback: bool = False
+
+    def _check(self) -> None:
+        super()._check()
+        _check_variance(self)
+        self._flag("error_feedback")
+
+
+@dataclass(frozen=True)
+class VgcStrom(Lossy):
+    """vgc, and only what passes the threshold tau."""
+
+    name = "vgc_strom"
+    alpha: float = 1.0
+    zeta: float = 0.999
+    variance: str = "auto"
+    coding: str = "rice"
+    tau: float = 4.0
+    tau_absolute: float | None = None
+
+    def _check(self) -> None:
+        super()._check()
+        _check_variance(self)
+        _check_threshold(self)
+
+
+@dataclass(frozen=True)
+class Strom(Lossy):
+    """Sends the elements that pass the threshold tau."""
+
+    name = "strom"
+    tau: float = 4.0
+    tau_absolute: float | None = None
+    coding: str = "rice"
+
+    def _check(self) -> None:
+        super()._check()
+        _check_threshold(self)
+        self._one_of("coding", "rice", "word")
+
+
+@dataclass(frozen=True)
+class Int8(Lossy):
+    """Quantised to 8 bits with a scale per bucket."""
+
+    name = "int8"
+    bucket: int = 512
+    error_feedback: bool = True
+
+    def _check(self) -> None:
+        super()._check()
+        self._integer("bucket", 1)
+        self._flag("error_feedback")
+
+
+@dataclass(frozen=True)
+class TopK(Lossy):
+    """Sends the largest elements."""
+
+    name = "topk"
+    ratio: float = 0.01
+    error_feedback: bool = True
+
+    def _check(self) -> None:
+        super()._check()
+        self._real("ratio", 0.0, 1.0)
+        if self.ratio == 0:
+            self._fail("ratio", "a number above 0 and up to 1")
+        self._flag("error_feedback")
+
+
+@dataclass(frozen=True)
+class Qsgd(Lossy):
+    """Random rounding to few levels."""
+
+    name = "qsgd"
+    bits: int = 4
+
+    def _check(self) -> None:
+        super()._check()
+        self._integer("bits", 1, 8)
+
+
+@dataclass(frozen=True)
+class PowerSgd(Lossy):
+    """A low-rank gradient from the dense one."""
+
+    name = "powersgd"
+    rank: int = 4
+    error_feedback: bool = True
+
+    def _check(self) -> None:
+        super()._check()
+        self._integer("rank", 1)
+        self._flag("error_feedback")
+
+
+@dataclass(frozen=True)
+class Exact(Method):
+    """The planner chooses among none, dad and edad."""
+
+    name = "exact"
+
+
+@dataclass(frozen=True)
+class Auto(Lossy):
+    """The planner chooses among all methods."""
+
+    name = "auto"
+    budget: int | None = None  # bytes per step
+
+    def _check(self) -> None:
+        super()._check()
+        if self.budget is not None:
+            self._integer("budget", 1)
+
+
+@dataclass(frozen=True)
+class PerLayer(Method):
+    """A method for each tensor: the first glob that matches its name wins."""
+
+    name = "per_layer"
+    methods: Mapping[str, Any]  # glob -> method
+
+    def _check(self) -> None:
+        if not isinstance(self.methods, Mapping) or not self.methods:
+            self._fail("methods", "a mapping from glob to method with at least one entry")
+        resolved = {glob: resolve(method) for glob, method in self.methods.items()}
+        if any(isinstance(method, PerLayer) for method in resolved.values()):
+            self._fail("methods", "methods other than per_layer")
+        object.__setattr__(self, "methods", types.MappingProxyType(resolved))
+
+    def method_for(self, tensor_name: str) -> Any:
+        for glob, method in self.methods.items():
+            if fnmatch.fnmatchcase(tensor_name, glob):
+                return method
+        return NoCompression()
+
+    def spec(self) -> str:
+        return "per_layer:" + ";".join(f"{glob}={method.spec()}" for glob, method in self.methods.items())
+
+
+def _check_variance(method: Vgc | VgcStrom) -> None:
+    method._real("alpha", 0.0)
+    method._real("zeta", 0.0, 1.0)
+    method._one_of("variance", "auto", "row", "sample")
+    method._one_of("coding", "rice", "word")
+
+
+def _check_threshold(method: Strom | VgcStrom) -> None:
+    method._real("tau", 0.0)
+    method._real("tau_absolute", 0.0, optional=True)
+
+
+class Compression:
+    """The one place where a method is chosen."""
+
+    none = NoCompression
+    fp16 = Fp16
+    bf16 = Bf16
+    dad = Dad
+    edad = Edad
+    rank_dad = RankDad
+    vgc = Vgc
+    vgc_strom = VgcStrom
+    strom = Strom
+    int8 = Int8
+    topk = TopK
+    qsgd = Qsgd
+    powersgd = PowerSgd
+    exact = Exact
+    auto = Auto
+    per_layer = PerLayer
+
+
+def resolve(compression: Any) -> Any:
+    """A method from a method, its class or a spec. Other objects must have compress and decompress,
+    as Horovod's compressors do, and come back as they are."""
+    if isinstance(compression, str):
+        return parse(compression)
+    if isinstance(compression, type) and issubclass(compression, Method):
+        return compression()
+    if isinstance(compression, Method):
+        return compression
+    if all(callable(getattr(compression, method, None)) for method in ("compress", "decompress")):
+        return compression
+    raise ValueError(
+        f"compression={compression!r} is neither a method of Compression nor a class "
+        "with compress(tensor) and decompress(tensor, ctx)"
+    )
+
+
+def from_environment() -> Method:
+    """The method for a script that names none."""
+    return parse(os.environ.get("DAD_COMPRESSION") or "none")
+
+
+def parse(spec: str) -> Method:
+    """The method of a spec such as `rank_dad:rank=4,wire=int4`."""
+    name, _, rest = spec.strip().partition(":")
+    if name not in _METHODS:
+        raise ValueError(f"compression {spec!r}: no method {name!r}; there are {', '.join(_METHODS)}")
+    if name == "per_layer":
+        return PerLayer({glob: parse(inner) for glob, inner in _pairs(spec, rest, ";")})
+    method = _METHODS[name]
+    annotations = typing.get_type_hints(method)
+    fields = {field.name: annotations[field.name] for field in dataclasses.fields(method)}
+    options = {}
+    for option, text in _pairs(spec, rest, ","):
+        if option not in fields:
+            known = ", ".join(fields) or "none"
+            raise ValueError(f"compression {spec!r}: {name} has no option {option!r}; its options: {known}")
+        options[option] = _value(text, fields[option])
+    return method(**options)
+
+
+def _pairs(spec: str, rest: str, separator: str) -> list[tuple[str, str]]:
+    pairs = []
+    for part in filter(None, (piece.strip() for piece in rest.split(separator))):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError(f"compression {spec!r}: {part!r} should be key=value")
+        pairs.append((key.strip(), value.strip()))
+    return pairs
+
+
+def _value(text: str, annotation: Any) -> Any:
+    """`text` as the type of its field where it reads as one; what remains text is refused by the range
+    check, which names the option."""
+    kinds = typing.get_args(annotation) or (annotation,)
+    if type(None) in kinds and text.lower() == "none":
+        return None
+    if bool in kinds:
+        return {"true": True, "1": True, "false": False, "0": False}.get(text.lower(), text)
+    for kind in (int, float):
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    return text

@@ -1,0 +1,82 @@
+"""dad for PyTorch: `import dad.torch as hvd`."""
+# ruff: noqa: F401  this file only collects names
+
+from dad.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    reset_stats,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stats,
+    stop_timeline,
+)
+from dad.errors import (
+    DadInternalError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    ReplicaError,
+)
+from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dad.torch.compression import Compression
+from dad.torch.functions import (
+    allgather_object,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+)
+from dad.torch.ops import (
+    allgather,
+    allgather_async,
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    alltoall,
+    alltoall_async,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_async,
+    broadcast_async_,
+    grouped_allgather,
+    grouped_allgather_async,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
+    join,
+    poll,
+    reducescatter,
+    reducescatter_async,
+    sparse_allreduce_async,
+    synchronize,
+)
+from dad.torch.optimizer import DistributedOptimizer
+from dad.torch.replicas import check_replicas
+from dad.torch.sync_batch_norm import SyncBatchNorm

@@ -1,0 +1,72 @@
+"""Compression for torch: the casts, with Horovod's compress and decompress."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dad import compression as _methods
+from dad.compression import Method, PerLayer
+
+
+class NoneCompressor(_methods.NoCompression):
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        return tensor, None
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: Any) -> torch.Tensor:
+        return tensor
+
+
+def _cast(tensor: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.dtype]:
+    """Integers stay as they are."""
+    return (tensor.to(dtype) if tensor.is_floating_point() else tensor), tensor.dtype
+
+
+class FP16Compressor(_methods.Fp16):
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return _cast(tensor, torch.float16)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class BF16Compressor(_methods.Bf16):
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        return _cast(tensor, torch.bfloat16)
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, ctx: torch.dtype) -> torch.Tensor:
+        return tensor.to(ctx)
+
+
+class Compression(_methods.Compression):
+    none = NoneCompressor
+    fp16 = FP16Compressor
+    bf16 = BF16Compressor
+
+
+_COMPRESSORS = {c.name: c for c in (NoneCompressor, FP16Compressor, BF16Compressor)}
+
+
+def compressor(compression: Any, tensor_name: str = "") -> Any:
+    """What compresses a tensor of that name: an object with compress and decompress."""
+    if hasattr(compression, "compress"):
+        return compression
+    method = _methods.resolve(compression)
+    if isinstance(method, PerLayer):
+        return compressor(method.method_for(tensor_name))
+    return _COMPRESSORS[method.name]
+
+
+def method_name(chosen: Any) -> str:
+    """How a plan calls what compressor() gave."""
+    is_ours = isinstance(chosen, Method) or (isinstance(chosen, type) and issubclass(chosen, Method))
+    if is_ours:
+        return "dense" if chosen.name == "none" else chosen.name
+    return getattr(chosen, "__name__", type(chosen).__name__)

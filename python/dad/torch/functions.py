@@ -1,0 +1,112 @@
+"""Bringing all ranks to the same state: parameters, optimizer state, any object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+import torch
+
+from dad.basics import rank
+from dad.process_sets import ProcessSet, global_process_set
+from dad.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
+
+
+def broadcast_parameters(params: Any, root_rank: int) -> None:
+    """Gives all ranks the root's values, in place.
+
+    params: model.state_dict(), model.named_parameters() or model.parameters(), or lists of these.
+    """
+    if isinstance(params, Mapping):
+        named = sorted(params.items())
+    elif isinstance(params, Iterable) and not isinstance(params, str | bytes | torch.Tensor):
+        named = [p if isinstance(p, tuple) else (None, p) for p in params]
+    else:
+        raise ValueError(f"params of type {type(params).__name__}: give a state_dict or a list of parameters")
+    for name, tensor in named:
+        if tensor is not None and not isinstance(tensor, torch.Tensor):
+            raise ValueError(f"params[{name!r}] is a {type(tensor).__name__}, not a tensor")
+    _broadcast_all([(name, tensor) for name, tensor in named if tensor is not None], root_rank)
+
+
+def _broadcast_all(named: list[tuple[str | None, torch.Tensor]], root_rank: int) -> None:
+    handles = [broadcast_async_(tensor, root_rank, name) for name, tensor in named]
+    for handle in handles:
+        synchronize(handle)
+
+
+class _TensorSlot:
+    """Stands for a tensor in a pickled state; the tensor itself follows by broadcast."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = tensor.dtype
+
+
+def _map_tree(tree: Any, kind: type, function: Any) -> Any:
+    """A copy of nested dicts, lists and tuples with function(leaf) for the leaves of that type."""
+    if isinstance(tree, kind):
+        return function(tree)
+    if isinstance(tree, dict):
+        return {key: _map_tree(value, kind, function) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        items = [_map_tree(value, kind, function) for value in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return tree
+
+
+def broadcast_optimizer_state(
+    optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
+) -> None:
+    """Gives all ranks the root's optimizer state and options, whatever state they have themselves.
+
+    Works for any optimizer: structure, numbers and None travel pickled, tensors by broadcast.
+    `model` is accepted for Horovod's sake.
+    """
+    is_root = rank() == root_rank
+    tensors: list[torch.Tensor] = []
+
+    def leave_slot(tensor: torch.Tensor) -> _TensorSlot:
+        tensors.append(tensor)
+        return _TensorSlot(tensor)
+
+    def fill_slot(slot: _TensorSlot) -> torch.Tensor:
+        tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
+        return tensors[-1]
+
+    structure = _map_tree(optimizer.state_dict(), torch.Tensor, leave_slot) if is_root else None
+    structure = broadcast_object(structure, root_rank, name="optimizer_state")
+    state = None if is_root else _map_tree(structure, _TensorSlot, fill_slot)
+    _broadcast_all([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
+    if not is_root:
+        optimizer.load_state_dict(state)
+
+
+def _to_bytes(obj: Any) -> torch.Tensor:
+    return torch.frombuffer(bytearray(cloudpickle.dumps(obj)), dtype=torch.uint8)
+
+
+def broadcast_object(
+    obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> Any:
+    """The root's object, on all ranks; it travels pickled."""
+    # Not the type of obj, as in Horovod: ranks that have only None to give would use another name.
+    name = name or "broadcast_object"
+    is_root = rank() == root_rank
+    data = _to_bytes(obj) if is_root else torch.empty(0, dtype=torch.uint8)
+    count = torch.tensor([data.numel()])
+    broadcast_(count, root_rank, f"{name}.size", process_set)
+    if not is_root:
+        data = torch.empty(int(count), dtype=torch.uint8)
+    broadcast_(data, root_rank, f"{name}.data", process_set)
+    return obj if is_root else cloudpickle.loads(data.numpy().tobytes())
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """The objects of all ranks, by rank; they travel pickled."""
+    name = name or "allgather_object"
+    data = _to_bytes(obj)
+    counts = allgather(torch.tensor([data.numel()]), name=f"{name}.size").tolist()
+    everything = allgather(data, name=f"{name}.data")
+    return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everything.split(counts)]

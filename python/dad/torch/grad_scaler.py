@@ -1,0 +1,30 @@
+"""GradScaler without the dance.
+
+GradScaler.step() looks for infinities in .grad before it calls optimizer.step(). With Horovod the
+user has to synchronize() by hand before that, or each rank judges its own gradients, some skip the
+step, and the job hangs. torch offers an optimizer no hook at that point, so dad wraps the one method
+that every road of GradScaler (unscale_, step, optimizers that unscale by themselves) goes through:
+dad's optimizers synchronize there, all ranks look at the same bits, and all skip or none.
+Other optimizers are not affected.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+
+def install(before: Any, after: Any) -> None:
+    """Calls before(optimizer) and after(optimizer, found_inf by device) around the search."""
+    original = torch.amp.GradScaler._unscale_grads_
+
+    @functools.wraps(original)
+    def unscale(self: Any, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        before(optimizer)
+        found_inf = original(self, optimizer, *args, **kwargs)
+        after(optimizer, found_inf)
+        return found_inf
+
+    torch.amp.GradScaler._unscale_grads_ = unscale

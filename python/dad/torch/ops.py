@@ -1,0 +1,508 @@
+"""The collectives: Horovod's names and argument order.
+
+The blocking forms without underscore are torch ops: differentiable, and kept in the graph by
+torch.compile. The `_async` forms return a handle for poll() and synchronize(). The forms that end
+with an underscore write the result into the tensor they are given.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from dad.basics import Adasum, Average, Max, Min, Product, Sum
+from dad.process_sets import ProcessSet, global_process_set
+from dad.torch import graph_ops  # noqa: F401  registers shapes and gradients
+from dad.torch._load import _torch
+from dad.torch.compression import Compression, compressor
+
+Tensors = Sequence[torch.Tensor]
+# What synchronize() takes: a number, or what sparse_allreduce_async() returned.
+Handle = int | Callable[[], torch.Tensor]
+
+_ALLREDUCE = _torch.KINDS["allreduce"]
+_ALLGATHER = _torch.KINDS["allgather"]
+_BROADCAST = _torch.KINDS["broadcast"]
+_ALLTOALL = _torch.KINDS["alltoall"]
+_REDUCESCATTER = _torch.KINDS["reducescatter"]
+_BARRIER = _torch.KINDS["barrier"]
+_JOIN = _torch.KINDS["join"]
+
+_OPS = (Sum, Average, Min, Max, Product, Adasum)
+
+
+def _reduce_op(op: int | None, average: bool | None = None) -> int:
+    if average is not None:
+        if op is not None:
+            raise ValueError(f"op={op} and average={average} are both given: give op only")
+        warnings.warn("average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in _OPS:
+        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product")
+    return op
+
+
+def _set_id(process_set: ProcessSet) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        raise ValueError(f"{process_set} was not given to init() or add_process_set()")
+    return number
+
+
+def _some(tensors: Tensors) -> list[torch.Tensor]:
+    tensors = list(tensors)
+    if not tensors:
+        raise ValueError("a grouped collective needs at least one tensor")
+    return tensors
+
+
+def _reduce_async(
+    kind: int,
+    tensors: list[torch.Tensor],
+    grouped: bool,
+    in_place: bool,
+    name: str | None,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> int:
+    number = _set_id(process_set)
+    return _torch.submit(kind, tensors, grouped, in_place, name or "", op, -1, prescale, postscale, number)
+
+
+# allreduce
+
+
+def allreduce_async(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts the reduction of a tensor over the ranks; `tensor` is not modified."""
+    op = _reduce_op(op, average)
+    return _reduce_async(
+        _ALLREDUCE, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def allreduce_async_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """allreduce_async in place."""
+    op = _reduce_op(op, average)
+    return _reduce_async(
+        _ALLREDUCE, [tensor], False, True, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The reduction of a tensor over the ranks: by default their mean."""
+    (reduced,) = _reduce(
+        torch.ops.dad.allreduce,
+        [tensor],
+        name,
+        compression,
+        _reduce_op(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+    return reduced
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """allreduce in place."""
+    return synchronize(
+        allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def grouped_allreduce_async(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """allreduce_async of several tensors that are reduced together or not at all."""
+    op = _reduce_op(op, average)
+    return _reduce_async(
+        _ALLREDUCE, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce_async_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """grouped_allreduce_async in place."""
+    op = _reduce_op(op, average)
+    return _reduce_async(
+        _ALLREDUCE, _some(tensors), True, True, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_allreduce(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """allreduce of several tensors that are reduced together or not at all."""
+    return _reduce(
+        torch.ops.dad.allreduce,
+        _some(tensors),
+        name,
+        compression,
+        _reduce_op(op, average),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+
+
+def grouped_allreduce_(
+    tensors: Tensors,
+    average: bool | None = None,
+    name: str | None = None,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+) -> list[torch.Tensor]:
+    """grouped_allreduce in place."""
+    return synchronize(
+        grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
+    )
+
+
+def _reduce(
+    graph_op: Any,
+    tensors: list[torch.Tensor],
+    name: str | None,
+    compression: Any,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: ProcessSet,
+) -> list[torch.Tensor]:
+    chosen = compressor(compression, name or "")
+    compressed = [chosen.compress(tensor) for tensor in tensors]
+    reduced = graph_op(
+        [tensor for tensor, _ in compressed],
+        name or "",
+        op,
+        float(prescale),
+        float(postscale),
+        _set_id(process_set),
+    )
+    return [chosen.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
+
+
+def sparse_allreduce_async(
+    tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
+) -> Callable[[], torch.Tensor]:
+    """Starts the sum or mean of sparse COO tensors; call what it returns (or give it to
+    synchronize) for the coalesced result."""
+    if op not in (Sum, Average):
+        raise ValueError("sparse tensors can be reduced with op=Sum and op=Average")
+    # Rows of the gathered tensors are entries, so indices travel with one entry per row.
+    indices_handle = allgather_async(tensor._indices().t(), name=f"{name}.indices", process_set=process_set)
+    values_handle = allgather_async(tensor._values(), name=f"{name}.values", process_set=process_set)
+
+    def finish() -> torch.Tensor:
+        # Both handles end, whichever of them fails.
+        try:
+            indices = synchronize(indices_handle)
+        except BaseException:
+            _torch.forget(values_handle)
+            raise
+        values = synchronize(values_handle)
+        if op == Average:
+            values /= process_set.size()
+        return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
+
+    return finish
+
+
+# allgather
+
+
+def allgather_async(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    """Starts the concatenation of the ranks' tensors; their first dimensions may differ."""
+    return _reduce_async(_ALLGATHER, [tensor], False, False, name, Sum, 1.0, 1.0, process_set)
+
+
+def allgather(
+    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> torch.Tensor:
+    """The ranks' tensors one after the other; their first dimensions may differ."""
+    return torch.ops.dad.allgather([tensor], name or "", _set_id(process_set))[0]
+
+
+def grouped_allgather_async(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> int:
+    return _reduce_async(_ALLGATHER, _some(tensors), True, False, name, Sum, 1.0, 1.0, process_set)
+
+
+def grouped_allgather(
+    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[torch.Tensor]:
+    return torch.ops.dad.allgather(_some(tensors), name or "", _set_id(process_set))
+
+
+# broadcast
+
+
+def _broadcast_async(
+    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
+) -> int:
+    number = _set_id(process_set)
+    return _torch.submit(_BROADCAST, [tensor], False, in_place, name or "", Sum, root_rank, 1.0, 1.0, number)
+
+
+def broadcast_async(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts sending the root's tensor to all; `tensor` is not modified. root_rank is a global rank."""
+    return _broadcast_async(tensor, False, root_rank, name, process_set)
+
+
+def broadcast_async_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """broadcast_async in place."""
+    return _broadcast_async(tensor, True, root_rank, name, process_set)
+
+
+def broadcast(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """The root's tensor, on all ranks."""
+    return torch.ops.dad.broadcast(tensor, root_rank, name or "", _set_id(process_set))
+
+
+def broadcast_(
+    tensor: torch.Tensor,
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor:
+    """broadcast in place."""
+    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
+
+
+# alltoall
+
+
+def _check_splits(tensor: torch.Tensor, splits: torch.Tensor | None, process_set: ProcessSet) -> None:
+    size = process_set.size()
+    if not size:
+        raise ValueError("dad has not been initialized; call init() first")
+    if tensor.dim() == 0:
+        raise ValueError("alltoall needs a tensor with at least one dimension")
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows % size:
+            raise ValueError(f"alltoall without splits: {rows} rows cannot be divided evenly by {size} ranks")
+        return
+    if splits.dim() != 1 or len(splits) != size:
+        raise ValueError(f"alltoall: splits has shape {list(splits.shape)}, expected one per rank: [{size}]")
+    if torch.compiler.is_compiling():
+        return  # their values are not known yet; the core checks them
+    if bool((splits < 0).any()) or int(splits.sum()) != rows:
+        raise ValueError(f"alltoall: splits {splits.tolist()} do not add up to the tensor's {rows} rows")
+
+
+def _as_splits(splits: Any) -> torch.Tensor | None:
+    if splits is None or isinstance(splits, torch.Tensor):
+        return splits
+    return torch.tensor(splits, dtype=torch.int32)
+
+
+def alltoall_async(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> int:
+    """Starts sending splits[i] rows to rank i; synchronize() gives the rows received and how many
+    came from each rank."""
+    number = _set_id(process_set)
+    splits = _as_splits(splits)
+    _check_splits(tensor, splits, process_set)
+    rows = [] if splits is None else splits.tolist()
+    return _torch.submit(_ALLTOALL, [tensor], False, False, name or "", Sum, -1, 1.0, 1.0, number, rows)
+
+
+def alltoall(
+    tensor: torch.Tensor,
+    splits: torch.Tensor | Sequence[int] | None = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
+    came from each rank."""
+    number = _set_id(process_set)
+    splits = _as_splits(splits)
+    _check_splits(tensor, splits, process_set)
+    output, received = torch.ops.dad.alltoall(tensor, splits, name or "", number)
+    return output if splits is None else (output, received)
+
+
+# reducescatter
+
+
+def reducescatter_async(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    """Starts a reduction of which every rank gets some rows, the lowest ranks one more where they do
+    not divide evenly."""
+    op = _reduce_op(op)
+    return _reduce_async(
+        _REDUCESCATTER, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def reducescatter(
+    tensor: torch.Tensor,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> torch.Tensor:
+    """This rank's rows of the reduced tensor."""
+    (mine,) = grouped_reducescatter(
+        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
+    )
+    return mine
+
+
+def grouped_reducescatter_async(
+    tensors: Tensors,
+    name: str | None = None,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> int:
+    op = _reduce_op(op)
+    return _reduce_async(
+        _REDUCESCATTER, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
+    )
+
+
+def grouped_reducescatter(
+    tensors: Tensors,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> list[torch.Tensor]:
+    return _reduce(
+        torch.ops.dad.reducescatter,
+        _some(tensors),
+        name,
+        compression,
+        _reduce_op(op),
+        prescale_factor,
+        postscale_factor,
+        process_set,
+    )
+
+
+# handles, join, barrier
+
+
+def poll(handle: int) -> bool:
+    """Whether synchronize() would return at once."""
+    return _torch.poll(handle)
+
+
+def synchronize(handle: Handle) -> Any:
+    """Waits for an asynchronous collective and returns its result: a tensor, a list for a grouped one,
+    (output, received splits) for alltoall. Raises what went wrong. Ends the handle."""
+    if callable(handle):
+        return handle()
+    output, received_splits, _ = _torch.wait(handle)
+    if received_splits:
+        return output, torch.tensor(received_splits, dtype=torch.int32)
+    return output
+
+
+def join(device: int = -1) -> int:
+    """This rank has no more data: until all ranks have joined it takes part in the others' collectives
+    with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
+    _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
+    return last_rank
+
+
+def barrier(process_set: ProcessSet = global_process_set) -> None:
+    """Returns when all ranks have come here."""
+    number = _set_id(process_set)
+    _torch.wait(_torch.submit(_BARRIER, [], False, False, "", Sum, -1, 1.0, 1.0, number))

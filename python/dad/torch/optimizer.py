@@ -1,0 +1,258 @@
+"""DistributedOptimizer: the user's optimizer, on gradients reduced over the ranks."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from dad import compression as _methods
+from dad.basics import Adasum, Average, rank, size
+from dad.process_sets import ProcessSet, global_process_set
+from dad.torch import grad_scaler
+from dad.torch.adasum import DeltaOptimizer
+from dad.torch.gradient_sync import GradientSync
+from dad.torch.naming import name_parameters, new_names, split_groups
+from dad.torch.ops import allreduce
+from dad.torch.plan import format_plan, plan_rows
+
+_PLAN_STEP = 2  # DAD_PLAN prints after this many steps
+
+
+class GradientOptimizer:
+    """What is put in front of the user's optimizer class: gradients are reduced before step()."""
+
+    _dad: GradientSync
+    param_groups: list[dict[str, Any]]
+
+    def _dad_init(self, sync: GradientSync, active: bool, model: torch.nn.Module | None) -> None:
+        self._dad = sync
+        self._dad_active = active  # False: alone, or outside of the process set
+        self._dad_model = model
+        self._dad_should_synchronize = True
+        self._dad_synchronized: str | None = None  # "user" or "scaler": by whom, since the last step()
+        self._dad_steps = 0
+
+    # Horovod's methods
+
+    def synchronize(self) -> None:
+        """Waits until every .grad is the reduced one, for what has to happen before step(): clipping, say.
+        Then call step() within skip_synchronize()."""
+        self._dad_wait("user")
+
+    @contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """step() within it takes .grad as it is."""
+        self._dad_should_synchronize = False
+        try:
+            yield
+        finally:
+            self._dad_should_synchronize = True
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """How often backward() runs before step(); its gradients add up locally."""
+        if passes <= 0:
+            raise ValueError(f"backward_passes_per_step={passes} is not possible; 1 or more")
+        self._dad.set_passes(passes)
+
+    @property
+    def backward_passes_per_step(self) -> int:
+        return self._dad.passes
+
+    # torch.optim.Optimizer's methods
+
+    def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
+        if self._dad_should_synchronize:
+            if closure is not None:
+                closure = self._dad_synchronizing(closure)
+            else:
+                if self._dad_synchronized == "user" and not self._dad.touched:
+                    warnings.warn(
+                        "optimizer.step() called without optimizer.skip_synchronize() after "
+                        "optimizer.synchronize(): say `with optimizer.skip_synchronize():` around step()",
+                        stacklevel=2,
+                    )
+                self._dad_wait("step")
+        arguments = () if closure is None else (closure,)
+        loss = super().step(*arguments, **kwargs)  # type: ignore[misc]
+        self._dad_synchronized = None
+        self._dad_steps += 1
+        if self._dad_steps == _PLAN_STEP and os.environ.get("DAD_PLAN") and rank() == 0:
+            print(format_plan(self.plan()), file=sys.stderr, flush=True)
+        return loss
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        if self._dad.touched:
+            raise AssertionError(
+                "zero_grad() between backward() and step(): gradients are still on their way; "
+                "call step() or synchronize() first"
+            )
+        # GradScaler may have left out the step that this flag was for.
+        self._dad_synchronized = None
+        super().zero_grad(*args, **kwargs)  # type: ignore[misc]
+
+    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        self._dad.reset()
+        self._dad_synchronized = None
+        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        # torch's constructors call this too, when there is nothing to send yet.
+        if "_dad" in self.__dict__ and self._dad_active:
+            group = self.param_groups[-1]["params"]
+            self._dad.add(new_names(group, self._dad_model, self._dad.stream, len(self.param_groups) - 1), [])
+
+    # Ours
+
+    def set_batch_size(self, rows: int) -> None:
+        """weighted=True: how many rows this rank's loss is the mean of; before each backward()."""
+        if self._dad_active:
+            self._dad.set_batch_size(rows)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it, and why."""
+        if not self._dad_active:
+            return []
+        return plan_rows(
+            (slot.name, slot.param, slot.compressor, _why(self._dad.compression))
+            for slot in self._dad.slots.values()
+        )
+
+    def _dad_wait(self, by: str) -> None:
+        """Reduces the gradients, unless that was done and none has come since."""
+        if self._dad_active and (self._dad_synchronized is None or self._dad.touched):
+            self._dad.synchronize()
+        self._dad_synchronized = by
+
+    def _dad_synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, with its gradients reduced when it returns."""
+
+        def synchronized() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self._dad_synchronized = None
+            self._dad_wait("step")
+            if isinstance(self, torch.optim.LBFGS) and self._dad_active:
+                # It decides by the loss how to go on; ranks must decide alike.
+                loss = allreduce(torch.as_tensor(loss).detach(), name=f"loss.{self._dad.stream}")
+            return loss
+
+        return synchronized
+
+
+def _why(compression: Any) -> str:
+    if isinstance(compression, _methods.PerLayer):
+        return "first glob of per_layer that matches"
+    return "no method asked for" if isinstance(compression, _methods.NoCompression) else "asked for"
+
+
+def _before_unscale(optimizer: torch.optim.Optimizer) -> None:
+    if isinstance(optimizer, GradientOptimizer) and optimizer._dad_should_synchronize:
+        optimizer._dad_wait(optimizer._dad_synchronized or "scaler")
+
+
+def _after_unscale(optimizer: torch.optim.Optimizer, found_inf: dict[Any, torch.Tensor]) -> None:
+    if isinstance(optimizer, DeltaOptimizer):
+        optimizer.agree_on_infinity(found_inf)
+
+
+grad_scaler.install(_before_unscale, _after_unscale)
+
+
+def _elastic() -> bool:
+    return "1" in (os.environ.get("DAD_ELASTIC"), os.environ.get("HOROVOD_ELASTIC"))
+
+
+def DistributedOptimizer(
+    optimizer: torch.optim.Optimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = None,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: int | Sequence[Sequence[torch.Tensor]] | None = None,
+    sparse_as_dense: bool = False,
+    process_set: ProcessSet = global_process_set,
+    *,
+    model: torch.nn.Module | None = None,
+    weighted: bool = False,
+) -> Any:
+    """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
+    before it uses them. They are sent while backward() still runs; step() waits for them.
+
+    named_parameters: model.named_parameters(); names the tensors in errors, timelines and statistics.
+    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
+    backward_passes_per_step: backward() runs that often before step(); the gradients add up.
+    op: Average, Sum, Min, Max, Product, or Adasum (which combines the updates, not the gradients).
+    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
+    groups: a number of groups, or lists of parameters, that are reduced together.
+    sparse_as_dense: sends sparse gradients as dense ones.
+    model: names parameters of groups that are added later.
+    weighted: ranks count by their rows; call optimizer.set_batch_size(rows) before each backward().
+    """
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"a {type(optimizer).__name__} is not a torch.optim.Optimizer")
+    if isinstance(optimizer, GradientOptimizer | DeltaOptimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor needs op=Average")
+    if backward_passes_per_step <= 0:
+        raise ValueError(f"backward_passes_per_step={backward_passes_per_step} is not possible; 1 or more")
+    if weighted and op != Average:
+        raise ValueError("weighted=True needs op=Average")
+    if num_groups:
+        warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    compression = _methods.from_environment() if compression is None else _methods.resolve(compression)
+    if model is not None and named_parameters is None:
+        named_parameters = model.named_parameters()
+
+    if op == Adasum and size() > 1:
+        wrapped = _with_base(DeltaOptimizer, optimizer)
+        named = name_parameters(optimizer.param_groups, named_parameters, prefix="adasum")
+        wrapped._dad_init(named, compression, process_set)
+        return wrapped
+
+    sync = GradientSync(
+        compression=compression,
+        op=op,
+        passes=backward_passes_per_step,
+        predivide=gradient_predivide_factor,
+        sparse_as_dense=sparse_as_dense,
+        process_set=process_set,
+        weighted=weighted,
+    )
+    prefix = f"allreduce.noname.{sync.stream}"
+    named = name_parameters(optimizer.param_groups, named_parameters, prefix)
+    grouped = split_groups([param for _, param in named], groups)
+    active = process_set.included() and (process_set.size() > 1 or _elastic())
+    wrapped = _with_base(GradientOptimizer, optimizer)
+    wrapped._dad_init(sync, active, model)
+    if active:
+        sync.add(named, grouped)
+        _mark_sparse_layers(sync, model)
+    return wrapped
+
+
+def _with_base(base: type, optimizer: torch.optim.Optimizer) -> Any:
+    """An instance of a new class (base, class of the optimizer) with the optimizer's state, options and
+    hooks. Nothing is constructed anew, so optimizers with any constructor work."""
+    cls = type(optimizer)
+    wrapped = object.__new__(type(cls.__name__, (base, cls), {"__module__": cls.__module__}))
+    # A scheduler may have put a bound step() into the optimizer itself; it would bypass ours.
+    wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
+    return wrapped
+
+
+def _mark_sparse_layers(sync: GradientSync, model: torch.nn.Module | None) -> None:
+    """A rank that did not use an embedding must know that the others will send sparse gradients."""
+    for module in model.modules() if model is not None else ():
+        if isinstance(module, torch.nn.Embedding | torch.nn.EmbeddingBag) and module.weight in sync.slots:
+            sync.slots[module.weight].sparse = module.sparse

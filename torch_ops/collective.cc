@@ -1,0 +1,157 @@
+#include "collective.h"
+
+#include <pybind11/pybind11.h>
+
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <optional>
+
+#include "dad/engine.h"
+#include "tensor_adapter.h"
+
+namespace dad_torch {
+
+namespace py = pybind11;
+using dad::OpKind;
+using dad::Result;
+using dad::Status;
+
+namespace {
+
+// Numbers for calls without a name: counted per kind and process set, so that
+// ranks inside and outside a set stay in step. A new engine, and a join (ranks
+// came to it after different numbers of calls), start again at zero.
+class RunningNumbers {
+ public:
+  std::string Next(const std::shared_ptr<dad::Engine>& engine, OpKind kind, int process_set,
+                   bool grouped) {
+    std::lock_guard lock(mutex_);
+    if (engine_.lock() != engine) {
+      engine_ = engine;
+      next_.clear();
+    }
+    std::string prefix = grouped ? "grouped_" : "";
+    return prefix + dad::Name(kind) + ".noname." + std::to_string(next_[{kind, process_set}]++);
+  }
+  void Restart(int process_set) {
+    std::lock_guard lock(mutex_);
+    std::erase_if(next_, [&](const auto& entry) { return entry.first.second == process_set; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::weak_ptr<dad::Engine> engine_;
+  std::map<std::pair<OpKind, int>, int64_t> next_;
+};
+
+RunningNumbers& Numbers() {
+  static RunningNumbers numbers;
+  return numbers;
+}
+
+bool ResultHasShapeOfInput(OpKind kind) {
+  return kind == OpKind::kAllReduce || kind == OpKind::kBroadcast;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
+  auto engine = dad::ProcessEngine();
+  if (!engine) return Status::InvalidArgument("dad has not been initialized; call init() first");
+
+  auto pending = std::make_unique<Pending>();
+  pending->kind_ = collective.kind;
+  pending->process_set_ = collective.process_set;
+  pending->in_place_ = collective.in_place;
+
+  dad::Request request;
+  request.kind = collective.kind;
+  request.op = collective.op;
+  request.root_rank = collective.root_rank;
+  request.prescale = collective.prescale;
+  request.postscale = collective.postscale;
+  request.process_set = collective.process_set;
+  request.stream = collective.stream;
+
+  const bool like_input = ResultHasShapeOfInput(collective.kind);
+  auto alive = std::make_shared<std::vector<at::Tensor>>();
+  alive->reserve(collective.inputs.size());
+  request.tensors.reserve(collective.inputs.size());
+  auto& outputs = pending->outputs_->tensors;
+  outputs.reserve(collective.inputs.size());
+  for (at::Tensor& input : collective.inputs) {
+    auto dense = Dense(input);
+    if (!dense.ok()) return dense.status();
+    dad::Contribution contribution;
+    contribution.input = ViewOf(dense.value());
+    contribution.splits = collective.splits;
+    if (!like_input) {
+      outputs.emplace_back();
+    } else if (!collective.in_place) {
+      outputs.push_back(Allocate(contribution.input.dtype, contribution.input.shape));
+      contribution.output = ViewOf(outputs.back());
+    } else {
+      const bool staged = dense.value().data_ptr() != input.data_ptr();
+      if (staged) pending->copy_back_.emplace_back(input, outputs.size());
+      outputs.push_back(staged ? dense.value() : input);
+      contribution.output = contribution.input;
+    }
+    alive->push_back(std::move(dense).value());
+    request.tensors.push_back(std::move(contribution));
+  }
+  if (!like_input) {
+    request.allocate = [results = pending->outputs_](
+                           int index, dad::DType dtype,
+                           const dad::Shape& shape) -> Result<dad::TensorView> {
+      at::Tensor& output = results->tensors[static_cast<size_t>(index)];
+      output = Allocate(dtype, shape);
+      return ViewOf(output);
+    };
+  }
+  request.keep_alive = std::move(alive);
+  request.name = collective.name.empty()
+                     ? Numbers().Next(engine, collective.kind, collective.process_set,
+                                      collective.inputs.size() > 1)
+                     : std::move(collective.name);
+  pending->ticket_ = engine->Submit(std::move(request));
+  return pending;
+}
+
+Status Pending::Finish() {
+  // Wakes up now and then only to let Python handle signals.
+  constexpr std::chrono::milliseconds kSignalCheck(200);
+  while (!ticket_->Done()) {
+    std::optional<py::gil_scoped_release> release;
+    if (PyGILState_Check()) release.emplace();
+    (void)ticket_->Wait(kSignalCheck);
+    if (ticket_->Done()) break;
+    py::gil_scoped_acquire acquire;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+  DAD_RETURN_IF_ERROR(ticket_->Wait());
+
+  if (kind_ == OpKind::kJoin) Numbers().Restart(process_set_);
+  for (auto& [tensor, index] : copy_back_) {
+    tensor.detach().copy_(outputs_->tensors[index]);
+    outputs_->tensors[index] = tensor;
+  }
+  if (in_place_) {
+    // Autograd must see the write, as it sees torch's own in-place ops.
+    for (const at::Tensor& tensor : outputs_->tensors) {
+      if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
+    }
+  }
+  return Status::Ok();
+}
+
+void ThrowIfError(const Status& status) {
+  if (status.ok()) return;
+  py::gil_scoped_acquire acquire;
+  py::object error = py::module_::import("dad.errors")
+                         .attr("from_status")(static_cast<int>(status.code()), status.message());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw py::error_already_set();
+}
+
+}  // namespace dad_torch

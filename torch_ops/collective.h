@@ -1,0 +1,65 @@
+// One collective over torch tensors, from arguments to results. Everything that
+// Python can ask for goes through Start; the blocking ops and the asynchronous
+// handles differ only in when they call Finish.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/ticket.h"
+
+namespace dad_torch {
+
+struct Collective {
+  dad::OpKind kind = dad::OpKind::kAllReduce;
+  std::vector<at::Tensor> inputs;
+  bool in_place = false;  // allreduce, broadcast: results go to the inputs
+  std::string name;       // empty: a running number
+  dad::ReduceOp op = dad::ReduceOp::kSum;
+  int root_rank = -1;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  int process_set = 0;
+  std::vector<int64_t> splits;
+  uint32_t stream = 0;
+};
+
+// A collective under way. Used by one thread at a time.
+class Pending {
+ public:
+  static dad::Result<std::unique_ptr<Pending>> Start(Collective collective);
+
+  bool Done() const { return ticket_->Done(); }
+  // Blocks, without the GIL; raises what a signal handler raised (Ctrl-C).
+  dad::Status Finish();
+
+  // Valid after a successful Finish.
+  const std::vector<at::Tensor>& results() const { return outputs_->tensors; }
+  const std::vector<int64_t>& received_splits() const { return ticket_->received_splits(); }
+  int64_t value() const { return ticket_->value(); }
+
+ private:
+  struct Outputs {
+    std::vector<at::Tensor> tensors;
+  };
+
+  dad::OpKind kind_ = dad::OpKind::kAllReduce;
+  int process_set_ = 0;
+  bool in_place_ = false;
+  std::shared_ptr<dad::Ticket> ticket_;
+  std::shared_ptr<Outputs> outputs_ = std::make_shared<Outputs>();
+  // In place on a tensor that is not dense: where the user wants the result, and
+  // which output has it.
+  std::vector<std::pair<at::Tensor, size_t>> copy_back_;
+};
+
+// Raises the Python exception for `status`; returns if it is OK.
+void ThrowIfError(const dad::Status& status);
+
+}  // namespace dad_torch

@@ -1,0 +1,79 @@
+// dad._lib._torch: the asynchronous calls, for Python. Loading it also registers
+// the ops of register.cc.
+#include <torch/csrc/utils/pybind.h>
+
+#include "collective.h"
+#include "handles.h"
+
+namespace dad_torch {
+
+namespace py = pybind11;
+using dad::OpKind;
+using dad::ReduceOp;
+
+namespace {
+
+int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_place,
+               std::string name, int op, int root_rank, double prescale, double postscale,
+               int process_set, std::vector<int64_t> splits, uint32_t stream) {
+  Collective collective;
+  collective.kind = static_cast<OpKind>(kind);
+  collective.inputs = std::move(tensors);
+  collective.in_place = in_place;
+  collective.name = std::move(name);
+  collective.op = static_cast<ReduceOp>(op);
+  collective.root_rank = root_rank;
+  collective.prescale = prescale;
+  collective.postscale = postscale;
+  collective.process_set = process_set;
+  collective.splits = std::move(splits);
+  collective.stream = stream;
+  auto pending = Pending::Start(std::move(collective));
+  ThrowIfError(pending.status());
+  return KeepHandle(std::move(pending).value(), grouped);
+}
+
+bool Poll(int64_t handle) {
+  auto done = PollHandle(handle);
+  ThrowIfError(done.status());
+  return done.value();
+}
+
+// (tensor or list of tensors or None, received splits, value)
+py::tuple Wait(int64_t handle) {
+  auto taken = TakeHandle(handle);
+  ThrowIfError(taken.status());
+  Pending& pending = *taken.value().pending;
+  ThrowIfError(pending.Finish());
+  py::object output = py::none();
+  if (taken.value().grouped) {
+    output = py::cast(pending.results());
+  } else if (!pending.results().empty()) {
+    output = py::cast(pending.results()[0]);
+  }
+  return py::make_tuple(std::move(output), pending.received_splits(), pending.value());
+}
+
+void Forget(int64_t handle) { (void)TakeHandle(handle); }
+
+}  // namespace
+
+PYBIND11_MODULE(_torch, m) {
+  m.def("submit", &Submit, py::arg("kind"), py::arg("tensors"), py::arg("grouped") = false,
+        py::arg("in_place") = false, py::arg("name") = "", py::arg("op") = 0,
+        py::arg("root_rank") = -1, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
+        py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
+        py::arg("stream") = 0, "Starts a collective; its handle.");
+  m.def("poll", &Poll, "Whether wait() would return at once.");
+  m.def("wait", &Wait, "Ends a handle: (result, received splits, value).");
+  m.def("forget", &Forget, "Ends a handle without waiting for it.");
+
+  py::dict kinds;
+  for (auto kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll,
+                    OpKind::kReduceScatter, OpKind::kBarrier, OpKind::kJoin}) {
+    kinds[dad::Name(kind)] = static_cast<int>(kind);
+  }
+  m.attr("KINDS") = kinds;
+}
+
+}  // namespace dad_torch
