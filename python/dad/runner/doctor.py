@@ -73,20 +73,21 @@ def _core() -> Iterator[Finding]:
 
 
 def _frameworks() -> Iterator[Finding]:
-    served = 0
+    found = 0
     for name, module in FRAMEWORKS.items():
         there, why = framework_status(module)
         if not there:
             # Built for it but it has gone: broken. Never built for it: not needed.
+            found += bool(build_info().get(module))
             yield Finding(_BROKEN if build_info().get(module) else _ABSENT, f"{name}: {why}")
             continue
+        found += 1
         error = _import_error(f"dad.{module}")
         if error is None:
-            served += 1
             yield Finding(_OK, f"{name}: {why}, dad.{module} loads")
         else:
             yield Finding(_BROKEN, f"{name}: dad.{module} does not load: {error}; {rebuild_command()}")
-    if served == 0:
+    if found == 0:
         yield Finding(_BROKEN, f"no framework: pip install torch, then {rebuild_command()}")
 
 

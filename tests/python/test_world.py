@@ -1,0 +1,292 @@
+"""How a process finds its place, under every launcher."""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import dad
+from dad.runner.meeting import place_among
+from dad.runner.rendezvous import RendezvousServer
+from dad.world import World, WorldError, discover, first_host
+
+PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
+SHOW_WORLD = """
+import json, time
+from dad.world import open_world
+open_world()
+print(json.dumps(open_world()), flush=True)
+time.sleep(0.5)  # as in a job, where init() ends on all ranks together
+"""
+FAMILY = {
+    "RANK": "3",
+    "SIZE": "4",
+    "LOCAL_RANK": "1",
+    "LOCAL_SIZE": "2",
+    "CROSS_RANK": "1",
+    "CROSS_SIZE": "2",
+    "HOSTNAME": "b",
+}
+HOROVOD = {f"HOROVOD_{name}": value for name, value in FAMILY.items()} | {
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "10.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "1234",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+}
+DAD = {f"DAD_{name}": value for name, value in FAMILY.items()} | {"DAD_RENDEZVOUS": "http://10.0.0.2:99"}
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "MASTER_ADDR": "m", "MASTER_PORT": "29500"}
+SLURM = {
+    "SLURM_PROCID": "1",
+    "SLURM_NTASKS": "2",
+    "SLURM_LOCALID": "0",
+    "SLURM_JOB_ID": "7",
+    "SLURM_STEP_ID": "0",
+}
+OPENMPI = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+
+
+def clean_environment(**more):
+    path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path, "DAD_START_TIMEOUT": "20"} | more
+
+
+def run_ranks(environments):
+    """The worlds of processes with these variables, by rank."""
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SHOW_WORLD], env=clean_environment(**variables), stdout=subprocess.PIPE
+        )
+        for variables in environments
+    ]
+    outputs = [process.communicate(timeout=40)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0] * len(processes)
+    return [json.loads(output) for output in outputs]
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+# ---- reading the variables
+
+
+def test_alone_without_variables():
+    world = discover({})
+    assert (world.rank, world.size, world.local_size, world.cross_size) == (0, 1, 1, 1)
+    assert (world.rendezvous, world.launcher, world.transport) == ("", "none", "gloo")
+
+
+@pytest.mark.parametrize(
+    ("variables", "url"), [(DAD, "http://10.0.0.2:99"), (HOROVOD, "http://10.0.0.1:1234")]
+)
+def test_dadrun_and_horovodrun(variables, url):
+    world = discover(variables)
+    place = (world.rank, world.size, world.local_rank, world.local_size, world.cross_rank, world.cross_size)
+    assert place == (3, 4, 1, 2, 1, 2)
+    assert (world.rendezvous, world.hostname, world.transport) == (url, "b", "gloo")
+
+
+def test_order_of_the_launchers():
+    everything = SLURM | TORCHRUN | OPENMPI | HOROVOD | DAD
+    for family, launcher in (
+        (DAD, "dadrun"),
+        (HOROVOD, "horovodrun"),
+        (OPENMPI, "mpi"),
+        (TORCHRUN, "torchrun"),
+    ):
+        assert discover(everything).launcher == launcher
+        everything = {name: value for name, value in everything.items() if name not in family}
+    assert discover(everything).launcher == "slurm"
+
+
+@pytest.mark.parametrize(
+    ("variables", "missing"),
+    [
+        (DAD, "DAD_SIZE"),
+        (DAD, "DAD_RENDEZVOUS"),
+        (HOROVOD, "HOROVOD_RANK"),
+        (HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_ADDR"),
+        (HOROVOD, "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+        (OPENMPI, "OMPI_COMM_WORLD_SIZE"),
+        (TORCHRUN, "MASTER_ADDR"),
+        (TORCHRUN, "MASTER_PORT"),
+        (TORCHRUN, "WORLD_SIZE"),
+        (SLURM, "SLURM_STEP_NUM_TASKS"),
+    ],
+)
+def test_missing_variable_is_named(variables, missing):
+    partial = {k: v for k, v in variables.items() if k not in (missing, "SLURM_NTASKS")}
+    with pytest.raises(WorldError, match=missing):
+        discover(partial)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"DAD_RANK": "four"}, "DAD_RANK=four"),
+        ({"DAD_RANK": "-1"}, "DAD_RANK=-1"),
+        ({"DAD_RANK": "4"}, "rank 4 of 4"),
+        ({"DAD_LOCAL_RANK": "2"}, "local rank 2 of 2"),
+        ({"DAD_LOCAL_SIZE": "5"}, "5 ranks on this host"),
+        ({"DAD_RENDEZVOUS": "10.0.0.2:99"}, "DAD_RENDEZVOUS=10.0.0.2:99"),
+        ({"DAD_START_TIMEOUT": "soon"}, "DAD_START_TIMEOUT=soon"),
+    ],
+)
+def test_impossible_value_is_named(change, message):
+    with pytest.raises(WorldError, match=message):
+        discover(DAD | change)
+
+
+def test_mpich_variables():
+    world = discover({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
+    assert (world.rank, world.size, world.local_rank, world.local_size) == (1, 2, 1, 2)
+    assert (world.launcher, world.transport, world.meeting.how) == ("mpi", "mpi", "mpi")
+
+
+def test_sruns_own_pmi_variables_do_not_make_it_mpi():
+    assert discover(SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}).launcher == "slurm"
+
+
+def test_sbatch_script_is_one_process():
+    assert discover({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "ENVIRONMENT": "BATCH"}).size == 1
+    assert discover(SLURM | {"SLURM_STEP_ID": "4294967291"}).size == 1
+
+
+def test_rank_alone_is_not_torchrun():
+    assert discover({"RANK": "3"}).launcher == "none"
+
+
+def test_master_port_is_left_to_torch_distributed():
+    ports = discover(TORCHRUN).meeting.ports
+    assert ports[0] == 29501
+    assert ports[-1] == 29500
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[03-07,9],x", "gpu03"), ("a[1,3]-ib", "a1-ib"), ("n-[2]", "n-2")],
+)
+def test_first_host_of_a_slurm_node_list(nodes, first):
+    assert first_host(nodes) == first
+
+
+def test_places_on_unequal_hosts():
+    seats = [{"host": host, "local_rank": None} for host in "aabab"]
+    worlds = [place_among(World(rank=rank, size=5), seats) for rank in range(5)]
+    assert [world.local_rank for world in worlds] == [0, 1, 0, 2, 1]
+    assert [world.local_size for world in worlds] == [3, 3, 2, 3, 2]
+    assert [world.cross_rank for world in worlds] == [0, 0, 1, 0, 1]
+    assert [world.cross_size for world in worlds] == [2, 2, 2, 1, 2]
+
+
+# ---- meeting
+
+
+def torch_environments(size, port, **more):
+    common = {"WORLD_SIZE": str(size), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port), **more}
+    return [{"RANK": str(rank), **common} for rank in range(size)]
+
+
+def check_local_worlds(worlds):
+    size = len(worlds)
+    assert [world["rank"] for world in worlds] == list(range(size))
+    assert [world["local_rank"] for world in worlds] == list(range(size))
+    assert {world["local_size"] for world in worlds} == {size}
+    assert {world["cross_size"] for world in worlds} == {1}
+    assert len({world["rendezvous"] for world in worlds}) == 1
+    assert {world["generation"] for world in worlds} == {"2"}
+
+
+def test_plain_torch_variables():
+    check_local_worlds(run_ranks(torch_environments(3, free_port())))
+
+
+def test_ports_that_are_taken_are_passed_over():
+    # One by another job of ours, one by a server that never answers.
+    with RendezvousServer(token="another job") as other, socket.socket() as silent:
+        try:
+            silent.bind(("", other.port + 1))
+        except OSError:
+            pytest.skip("the next port is in use")
+        silent.listen()
+        worlds = run_ranks(torch_environments(2, other.port - 1))
+        check_local_worlds(worlds)
+        assert worlds[0]["rendezvous"].endswith(f":{other.port + 2}")
+
+
+def test_server_of_an_earlier_run_is_not_taken_for_ours():
+    port = free_port()
+    token = discover(torch_environments(2, port)[0]).meeting.token
+    with RendezvousServer(port=port + 1, token=token) as stale:
+        stale.put("dad_seats", "0", b"{}")
+        stale.put("dad_seats", "1", b"{}")
+        check_local_worlds(run_ranks(torch_environments(2, port)))
+
+
+def test_slurm_variables():
+    common = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
+    common["SLURM_STEP_NODELIST"] = "localhost"
+    check_local_worlds(run_ranks([{"SLURM_PROCID": str(rank), **common} for rank in range(2)]))
+
+
+def test_shared_directory(tmp_path):
+    common = {"DAD_SIZE": "2", "DAD_RENDEZVOUS": f"file://{tmp_path}/meet"}
+    check_local_worlds(run_ranks([{"DAD_RANK": str(rank), **common} for rank in range(2)]))
+
+
+def test_rank_that_does_not_come_is_an_error_that_says_so():
+    environment = clean_environment(**torch_environments(2, free_port(), DAD_START_TIMEOUT="1")[0])
+    done = subprocess.run([sys.executable, "-c", SHOW_WORLD], env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "rank 1 has not come" in done.stderr
+    assert "DAD_START_TIMEOUT" in done.stderr
+
+
+def test_torchrun_with_its_agents_store(tmp_path):
+    pytest.importorskip("torch")
+    script = tmp_path / "show.py"
+    script.write_text(SHOW_WORLD)
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node=2",
+        str(script),
+    ]
+    done = subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    worlds = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    check_local_worlds(sorted(worlds, key=lambda world: world["rank"]))
+
+
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="no mpirun here (apt-get install openmpi-bin)")
+def test_mpirun_with_a_given_rendezvous():
+    with RendezvousServer("127.0.0.1") as server:
+        environment = clean_environment(DAD_RENDEZVOUS=f"http://127.0.0.1:{server.port}")
+        command = ["mpirun", "-np", "2", "--host", "localhost:2", sys.executable, "-c", SHOW_WORLD]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    worlds = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    check_local_worlds(sorted(worlds, key=lambda world: world["rank"]))
+    assert {world["transport"] for world in worlds} == {"mpi"}
+
+
+def test_forked_child_starts_over():
+    code = """
+import os
+from dad.world import open_world
+open_world()
+if os.fork() == 0:
+    assert open_world()["generation"] == "1"
+    os._exit(5)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 5
+assert open_world()["generation"] == "2"
+"""
+    subprocess.run([sys.executable, "-c", code], env=clean_environment(), check=True, timeout=30)
