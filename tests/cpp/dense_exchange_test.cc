@@ -7,7 +7,7 @@
 namespace dad {
 namespace {
 
-using namespace testing;  // NOLINT: the harness
+using namespace exchange_test;  // NOLINT: the harness
 
 struct World {
   std::vector<Tensor> inputs, outputs;

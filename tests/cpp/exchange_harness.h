@@ -16,7 +16,7 @@
 #include "exchange/exchange.h"
 #include "util/half.h"
 
-namespace dad::testing {
+namespace dad::exchange_test {
 
 // One rank's memory. Elements are set and read as double, whatever their type.
 class Tensor {
@@ -108,6 +108,35 @@ inline bool AnyFailed(const std::vector<Status>& status) {
   return false;
 }
 
+// Gives rank `to` its messages of a round. They are read from the memory they refer to as
+// late as this, when ranks before it have taken theirs: what may not change yet shows.
+inline Status Deliver(Member& member, int round, int to,
+                      const std::vector<std::vector<GatherBuffer>>& outgoing,
+                      const Tamper& tamper) {
+  std::vector<std::vector<std::byte>> mail(outgoing.size());
+  std::vector<ByteSpan> shares(outgoing.size());
+  for (size_t from = 0; from < outgoing.size(); ++from) {
+    if (static_cast<int>(from) == to) continue;
+    std::vector<std::byte>& bytes = mail[from];
+    for (ByteSpan piece : outgoing[from][static_cast<size_t>(to)].Pieces()) {
+      bytes.insert(bytes.end(), piece.begin(), piece.end());
+    }
+    const int64_t known = member.exchange->ReceiveBytes(round, static_cast<int>(from));
+    if (known >= 0) {
+      EXPECT_EQ(known, static_cast<int64_t>(bytes.size()));
+    }
+    if (tamper) tamper(round, static_cast<int>(from), to, bytes);
+    bytes.insert(bytes.begin(), std::byte{0});  // so that the share has an odd address
+    shares[from] = ByteSpan(bytes).subspan(1);
+    if (round == 0) continue;
+    const std::span<std::byte> there = member.exchange->Destination(round, static_cast<int>(from));
+    if (there.empty() || there.size() != shares[from].size()) continue;
+    std::memcpy(there.data(), shares[from].data(), there.size());
+    shares[from] = there;
+  }
+  return member.exchange->Receive(round, shares);
+}
+
 // Runs one step and returns how each rank fared; it ends with the first round in which a
 // rank fails.
 inline std::vector<Status> RunStep(std::vector<Member>& members, DType dtype,
@@ -133,52 +162,18 @@ inline std::vector<Status> RunStep(std::vector<Member>& members, DType dtype,
   for (const Member& member : members) EXPECT_EQ(member.exchange->num_rounds(), num_rounds);
 
   for (int round = 0; round < num_rounds; ++round) {
-    // As late as can be: all messages are made, then read from the memory they refer to.
     std::vector<std::vector<GatherBuffer>> outgoing(members.size());
-    for (int from = 0; from < size; ++from) {
-      outgoing[static_cast<size_t>(from)].resize(members.size());
-      for (int to = 0; to < size; ++to) {
+    for (size_t from = 0; from < members.size(); ++from) {
+      outgoing[from].resize(members.size());
+      for (size_t to = 0; to < members.size(); ++to) {
         if (from == to) continue;
-        const Status sent = members[static_cast<size_t>(from)].exchange->Send(
-            round, to, outgoing[static_cast<size_t>(from)][static_cast<size_t>(to)]);
+        const Status sent =
+            members[from].exchange->Send(round, static_cast<int>(to), outgoing[from][to]);
         EXPECT_TRUE(sent.ok()) << sent.ToString();
       }
     }
-    std::vector<std::vector<std::vector<std::byte>>> arrived(members.size());
-    for (int to = 0; to < size; ++to) {
-      auto& mail = arrived[static_cast<size_t>(to)];
-      mail.resize(members.size());
-      for (int from = 0; from < size; ++from) {
-        std::vector<std::byte> bytes;
-        for (ByteSpan piece : outgoing[static_cast<size_t>(from)][static_cast<size_t>(to)].Pieces())
-          bytes.insert(bytes.end(), piece.begin(), piece.end());
-        if (tamper && from != to) {
-          tamper(round, from, to, bytes);
-        } else if (from != to) {
-          const int64_t known =
-              members[static_cast<size_t>(to)].exchange->ReceiveBytes(round, from);
-          if (known >= 0) {
-            EXPECT_EQ(known, static_cast<int64_t>(bytes.size()));
-          }
-        }
-        bytes.insert(bytes.begin(), std::byte{0});  // the message starts at an odd address
-        mail[static_cast<size_t>(from)] = std::move(bytes);
-      }
-    }
-    for (int r = 0; r < size; ++r) {
-      Member& member = members[static_cast<size_t>(r)];
-      std::vector<ByteSpan> shares(members.size());
-      for (int from = 0; from < size; ++from) {
-        if (from == r) continue;
-        const auto& mail = arrived[static_cast<size_t>(r)][static_cast<size_t>(from)];
-        shares[static_cast<size_t>(from)] = ByteSpan(mail).subspan(1);
-        if (round == 0) continue;
-        const std::span<std::byte> to = member.exchange->Destination(round, from);
-        if (to.empty() || to.size() != mail.size() - 1) continue;
-        std::memcpy(to.data(), mail.data() + 1, to.size());
-        shares[static_cast<size_t>(from)] = to;
-      }
-      status[static_cast<size_t>(r)] = member.exchange->Receive(round, shares);
+    for (size_t to = 0; to < members.size(); ++to) {
+      status[to] = Deliver(members[to], round, static_cast<int>(to), outgoing, tamper);
     }
     if (AnyFailed(status)) return status;
   }
@@ -222,4 +217,4 @@ inline const std::vector<DType>& AllDTypes() {
   return all;
 }
 
-}  // namespace dad::testing
+}  // namespace dad::exchange_test

@@ -12,8 +12,8 @@
 namespace dad {
 namespace {
 
-using testing::AllDTypes;
-using testing::Tensor;
+using exchange_test::AllDTypes;
+using exchange_test::Tensor;
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
                              ReduceOp::kProduct};
