@@ -100,6 +100,12 @@ TEST_P(TransportFaults, PeerThatClosesIsAnErrorThatNamesIt) {
     EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
     ASSERT_TRUE(sink.WaitForLost(1));
     transport.Send(1, DataHeader(1), BytesOf("swallowed"), nullptr);
+    // The survivors go on with each other, and part together.
+    const int other = 2 - transport.rank();
+    std::byte byte{};
+    ASSERT_TRUE(transport.SendTo(other, 5, {&byte, 1}, kLong).ok());
+    ASSERT_TRUE(transport.ReceiveFrom(other, 5, {&byte, 1}, kLong).ok());
+    ASSERT_TRUE(transport.Flush(kLong).ok());
     transport.Close();
     ASSERT_FALSE(sink.lost().empty());
     EXPECT_EQ(sink.lost()[0].first, 1);
@@ -135,6 +141,7 @@ TEST_P(TransportFaults, DetachedSinkIsNotCalled) {
     RecordingSink first;
     transport.SetSink(&first);
     transport.SetSink(nullptr);
+    ASSERT_TRUE(transport.Barrier(kLong).ok());
     transport.Send(1 - transport.rank(), DataHeader(1), BytesOf("x"), nullptr);
     ASSERT_TRUE(transport.Barrier(kLong).ok());
     EXPECT_TRUE(first.messages().empty());

@@ -14,8 +14,8 @@ void Hub::Attach(int rank, Inbox* inbox) {
 
 void Hub::Detach(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
+  ranks_[rank].inbox = nullptr;  // first: one's own end is no loss
   KillLocked(rank);
-  ranks_[rank].inbox = nullptr;
 }
 
 bool Hub::Send(int from, int to, const MessageHeader& header, AlignedBuffer payload) {
@@ -71,7 +71,7 @@ void Hub::PutLocked(int to, Parcel parcel) {
   Rank& receiver = ranks_[to];
   if (receiver.inbox != nullptr) {
     receiver.inbox->Put(std::move(parcel));
-  } else {
+  } else if (receiver.alive) {
     receiver.waiting.push_back(std::move(parcel));
   }
 }
