@@ -26,6 +26,15 @@ void GatherBuffer::Reference(const void* data, size_t num_bytes) {
   has_references_ = true;
 }
 
+size_t GatherBuffer::ReserveLength() {
+  Extend(sizeof(uint64_t));
+  return store_.size() - sizeof(uint64_t);
+}
+
+void GatherBuffer::SetLength(size_t reserved, uint64_t length) {
+  std::memcpy(store_.data() + reserved, &length, sizeof length);
+}
+
 std::vector<ByteSpan> GatherBuffer::Pieces() const {
   std::vector<ByteSpan> spans;
   spans.reserve(pieces_.size());

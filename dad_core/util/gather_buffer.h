@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <span>
 #include <vector>
@@ -28,6 +29,10 @@ class GatherBuffer {
   // Does not copy (small ranges excepted): `data` must stay as it is until the
   // message has left. The one who sends says how that is ensured.
   void Reference(const void* data, size_t num_bytes);
+
+  // A 64-bit length that is known only after what follows it was added.
+  size_t ReserveLength();
+  void SetLength(size_t reserved, uint64_t length);
 
   size_t size() const { return size_; }
   bool has_references() const { return has_references_; }

@@ -59,6 +59,8 @@ struct Request {
   // gives its gradients a stream of their own, so that a metric which is reduced
   // now and then does not hold them up.
   uint32_t stream = 0;
+  // False when the name will not come again (a running number): not worth remembering.
+  bool recurring = true;
 
   std::vector<Contribution> tensors;
   OutputAllocator allocate;

@@ -15,7 +15,7 @@ class Ticket {
  public:
   virtual ~Ticket() = default;
 
-  virtual bool Done() const = 0;
+  virtual bool Done() = 0;
 
   // Blocks until done or until `timeout` has passed (kTimeout; the request goes
   // on). A negative timeout waits for ever: the engine bounds it, since a dead or

@@ -1,0 +1,27 @@
+// The number of a batch in messages: unique within a lane, and the same on all
+// ranks because it is made of numbers that they agree on.
+#pragma once
+
+#include <cstdint>
+
+namespace dad {
+
+inline constexpr uint64_t kScheduledBit = 1ull << 63;
+inline constexpr uint32_t kMaxBatchesPerSchedule = 1u << 16;
+
+// The `index`-th batch of what negotiation number `sequence` found ready.
+inline uint64_t NegotiatedBatchId(uint64_t sequence, uint32_t index) {
+  return ((sequence << 16) | (index & 0xffff)) & ~kScheduledBit;
+}
+
+// The `count`-th run of batch `index` of a schedule.
+inline uint64_t ScheduledBatchId(uint32_t schedule, uint32_t index, uint32_t count) {
+  return kScheduledBit | static_cast<uint64_t>(schedule & 0x7fff) << 48 |
+         static_cast<uint64_t>(index & 0xffff) << 32 | count;
+}
+
+inline bool IsOfSchedule(uint64_t batch, uint32_t schedule) {
+  return (batch & kScheduledBit) != 0 && (batch >> 48 & 0x7fff) == (schedule & 0x7fff);
+}
+
+}  // namespace dad

@@ -1,0 +1,103 @@
+#include "dad/engine.h"
+
+#include <algorithm>
+
+#include "runtime/request_state.h"
+#include "runtime/solo.h"
+#include "runtime/start_up.h"
+#include "runtime/validate.h"
+#include "runtime/worker.h"
+#include "transport/registry.h"
+#include "util/log.h"
+
+namespace dad {
+namespace {
+
+LogLevel ParseLevel(const std::string& name) {
+  static constexpr const char* kNames[] = {"TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL"};
+  for (int i = 0; i < 6; ++i) {
+    if (name == kNames[i]) return static_cast<LogLevel>(i);
+  }
+  return LogLevel::kWarning;
+}
+
+// Puts the parts together; all the work is the worker's.
+class EngineImpl final : public Engine {
+ public:
+  EngineImpl(std::unique_ptr<Transport> transport, World world, const StartUp& start,
+             std::vector<std::vector<int>> process_sets)
+      : world_(std::move(world)),
+        options_(start.options),
+        worker_(std::move(transport), options_, std::move(process_sets)) {
+    worker_.timeline().SetOffset(start.clock_offset_us);
+  }
+
+  std::shared_ptr<Ticket> Submit(Request request) override {
+    const std::vector<int> ranks = worker_.ProcessSetRanks(request.process_set);
+    const Status valid = Validate(request, world_.rank, ranks, world_.size);
+    const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier;
+    if (!valid.ok() || alone) {
+      auto state = std::make_shared<RequestState>(std::move(request), nullptr, nullptr);
+      state->Complete(valid.ok() ? RunAlone(*state) : valid);
+      return state;
+    }
+    auto state = std::make_shared<RequestState>(std::move(request), worker_.inbox(), phases_);
+    worker_.inbox()->Post(SubmitEvent{state});
+    return state;
+  }
+
+  const World& world() const override { return world_; }
+  Options options() const override { return options_; }
+  std::vector<int> ProcessSetRanks(int id) const override { return worker_.ProcessSetRanks(id); }
+  std::vector<int> ProcessSetIds() const override { return worker_.ProcessSetIds(); }
+  Stats GetStats() const override { return worker_.GetStats(); }
+  void ResetStats() override { worker_.ResetStats(); }
+  Status StartTimeline(const std::string& path, bool mark_cycles) override {
+    return worker_.timeline().Start(path, mark_cycles);
+  }
+  Status StopTimeline() override { return worker_.timeline().Stop(); }
+  Status health() const override { return worker_.health(); }
+
+ private:
+  const World world_;
+  const Options options_;
+  const std::shared_ptr<PhaseCounter> phases_ = std::make_shared<PhaseCounter>();
+  mutable Worker worker_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Engine>> Engine::Create(const World& world, const Options& options,
+                                               std::vector<std::vector<int>> process_sets) {
+  SetLogLevel(ParseLevel(options.log_level), options.log_hide_time);
+  SetLogRank(world.rank);
+  Result<std::unique_ptr<Transport>> transport =
+      ConnectTransport(world.transport, world, options);
+  if (!transport.ok()) return transport.status();
+  return CreateOn(std::move(transport).value(), world, options, std::move(process_sets));
+}
+
+Result<std::unique_ptr<Engine>> Engine::CreateOn(std::unique_ptr<Transport> transport,
+                                                 const World& world, const Options& options,
+                                                 std::vector<std::vector<int>> process_sets) {
+  for (std::vector<int>& ranks : process_sets) {
+    Request request;
+    request.name = "init";
+    request.kind = OpKind::kAddProcessSet;
+    request.ranks = ranks;
+    DAD_RETURN_IF_ERROR(Validate(request, world.rank, {}, world.size));
+    std::sort(ranks.begin(), ranks.end());
+  }
+  Result<StartUp> start = AgreeOnStart(*transport, options, process_sets);
+  if (!start.ok()) return start.status();
+  auto engine = std::make_unique<EngineImpl>(std::move(transport), world, start.value(),
+                                             std::move(process_sets));
+  if (!options.timeline.empty()) {
+    const std::string suffix = world.rank == 0 ? "" : "." + std::to_string(world.rank);
+    DAD_RETURN_IF_ERROR(
+        engine->StartTimeline(options.timeline + suffix, options.timeline_mark_cycles));
+  }
+  return std::unique_ptr<Engine>(std::move(engine));
+}
+
+}  // namespace dad

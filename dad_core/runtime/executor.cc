@@ -1,0 +1,357 @@
+#include "runtime/executor.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "runtime/timeline.h"
+
+namespace dad {
+
+struct Executor::Batch {
+  uint64_t id = 0;
+  uint64_t signature = 0;
+  std::vector<BatchPart> parts;
+  Group group;
+  int round = 0;
+  int num_rounds = 0;
+  std::vector<std::vector<Share>> shares;  // by round, by member
+  std::weak_ptr<SendPin> pin;              // alive while referenced bytes are on their way
+  bool finished = false;                   // only the pin is waited for
+  std::chrono::steady_clock::time_point round_started;
+
+  bool RoundComplete() const {
+    for (int m = 0; m < group.size; ++m) {
+      if (m != group.rank && !shares[round][m].arrived) return false;
+    }
+    return true;
+  }
+};
+
+Executor::Executor(int member, int num_members, WireOut* wire,
+                   std::function<void(const std::shared_ptr<RequestState>&)> done)
+    : member_(member), num_members_(num_members), wire_(wire), done_(std::move(done)) {}
+
+Executor::~Executor() = default;
+
+void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> parts,
+                     const Group& group) {
+  auto owned = std::make_unique<Batch>();
+  Batch& batch = *owned;
+  batch.id = id;
+  batch.signature = signature;
+  batch.parts = std::move(parts);
+  batch.group = group;
+  batch.round_started = std::chrono::steady_clock::now();
+  for (BatchPart& part : batch.parts) {
+    StepInput input;
+    if (part.request) {
+      RequestState& request = *part.request;
+      input.mine = &request.request.tensors[static_cast<size_t>(part.tensor)];
+      input.received_splits = &request.splits;
+      input.allocate = [&request, &part](const Shape& shape) {
+        return request.request.allocate(
+            part.tensor, request.meta.tensors[static_cast<size_t>(part.tensor)].dtype, shape);
+      };
+      if (request.started == std::chrono::steady_clock::time_point()) {
+        request.started = batch.round_started;
+        wire_->timeline()->Negotiated(request);
+      }
+    }
+    if (Status status = part.exchange->Begin(input, group); !status.ok()) {
+      // What Begin depends on was agreed, so this is not something a user can cause.
+      wire_->Fatal(member_, status.message());
+      return;
+    }
+    batch.num_rounds = std::max(batch.num_rounds, part.exchange->num_rounds());
+  }
+  batch.shares.resize(batch.num_rounds);
+  for (auto& round : batch.shares) round.resize(num_members_);
+  running_[id] = std::move(owned);
+  OfferDestinations(batch);
+  if (Status status = SendRound(batch); !status.ok()) {
+    return wire_->Fatal(member_, status.message());
+  }
+
+  if (auto found = early_.find(id); found != early_.end()) {
+    std::vector<Early> early = std::move(found->second);
+    early_.erase(found);
+    for (Early& message : early) {
+      if (!Accept(batch, message.member, message.header, std::move(message.payload))) return;
+    }
+  }
+  Advance(batch);
+}
+
+// Only a batch of one part: a fused message has no single place to go to.
+void Executor::OfferDestinations(Batch& batch) {
+  if (batch.parts.size() != 1) return;
+  Exchange& exchange = *batch.parts[0].exchange;
+  for (int round = 1; round < exchange.num_rounds(); ++round) {
+    for (int m = 0; m < num_members_; ++m) {
+      if (m == member_) continue;
+      std::span<std::byte> memory = exchange.Destination(round, m);
+      if (!memory.empty()) wire_->OfferMemory(m, batch.id, round, memory);
+    }
+  }
+}
+
+Status Executor::SendRound(Batch& batch) {
+  std::shared_ptr<SendPin> pin;
+  for (int offset = 1; offset < num_members_; ++offset) {
+    // Everybody starts with another peer, so that no one is everybody's first.
+    const int peer = (member_ + offset) % num_members_;
+    GatherBuffer payload;
+    for (BatchPart& part : batch.parts) {
+      Exchange& exchange = *part.exchange;
+      if (batch.round >= exchange.num_rounds()) continue;
+      const size_t before = payload.size();
+      const bool says_length = exchange.ReceiveBytes(batch.round, member_) < 0;
+      const size_t length = says_length ? payload.ReserveLength() : 0;
+      const size_t content = payload.size();
+      DAD_RETURN_IF_ERROR(exchange.Send(batch.round, peer, payload));
+      if (says_length) payload.SetLength(length, payload.size() - content);
+      if (part.request) part.request->sent_bytes += static_cast<int64_t>(payload.size() - before);
+    }
+    MessageHeader header;
+    header.kind = MessageKind::kData;
+    header.round = static_cast<uint8_t>(batch.round);
+    header.batch = batch.id;
+    header.signature = batch.signature;
+    std::shared_ptr<void> keep;
+    if (payload.has_references()) {
+      if (!pin) pin = batch.pin.lock();
+      if (!pin) batch.pin = pin = wire_->MakePin(batch.id);
+      keep = pin;
+    }
+    wire_->Send(peer, header, std::move(payload), std::move(keep));
+  }
+  return Status::Ok();
+}
+
+void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer payload) {
+  auto found = running_.find(header.batch);
+  if (found == running_.end()) {
+    early_[header.batch].push_back({member, header, std::move(payload)});
+    return;
+  }
+  Batch& batch = *found->second;
+  if (Accept(batch, member, header, std::move(payload))) Advance(batch);
+}
+
+bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
+                      AlignedBuffer payload) {
+  if (header.signature != batch.signature || header.round >= batch.num_rounds ||
+      batch.shares[header.round][member].arrived) {
+    wire_->Fatal(member, "sent a message that does not belong to the batch it names");
+    return false;
+  }
+  Share& share = batch.shares[header.round][member];
+  share.arrived = true;
+  share.num_bytes = header.payload_bytes;
+  share.in_place = payload.size() == 0 && header.payload_bytes > 0;
+  share.payload = std::move(payload);
+  return true;
+}
+
+void Executor::Advance(Batch& batch) {
+  if (batch.finished) return;
+  while (batch.RoundComplete()) {
+    if (Status status = ReceiveRound(batch); !status.ok()) {
+      return wire_->Fatal(member_, status.message());
+    }
+    for (Share& share : batch.shares[batch.round]) share.payload = AlignedBuffer();
+    wire_->timeline()->Round(batch.parts, batch.round, batch.round_started);
+    if (++batch.round == batch.num_rounds) return Finish(batch);
+    batch.round_started = std::chrono::steady_clock::now();
+    if (Status status = SendRound(batch); !status.ok()) {
+      return wire_->Fatal(member_, status.message());
+    }
+  }
+}
+
+Status Executor::ReceiveRound(Batch& batch) {
+  // shares[part][member]
+  std::vector<std::vector<ByteSpan>> shares(batch.parts.size(),
+                                            std::vector<ByteSpan>(num_members_));
+  for (int m = 0; m < num_members_; ++m) {
+    if (m != member_) DAD_RETURN_IF_ERROR(SplitShare(batch, m, shares));
+  }
+  for (size_t i = 0; i < batch.parts.size(); ++i) {
+    BatchPart& part = batch.parts[i];
+    if (batch.round >= part.exchange->num_rounds()) continue;
+    Status status = part.exchange->Receive(batch.round, shares[i]);
+    if (status.ok()) continue;
+    if (status.code() == StatusCode::kInvalidArgument || !part.request) return status;
+    // Ours alone (no memory for the output): the other ranks go on.
+    if (part.request->first_error.ok()) part.request->first_error = status;
+  }
+  return Status::Ok();
+}
+
+Status Executor::SplitShare(Batch& batch, int member,
+                            std::vector<std::vector<ByteSpan>>& shares) {
+  const Share& share = batch.shares[batch.round][member];
+  if (share.in_place) {
+    shares[0][member] = batch.parts[0].exchange->Destination(batch.round, member);
+    batch.parts[0].request->received_bytes += static_cast<int64_t>(share.num_bytes);
+    return Status::Ok();
+  }
+  ByteSpan rest = share.payload.span();
+  auto malformed = [&](const BatchPart& part) {
+    const std::string name = part.request ? part.request->meta.name : std::string();
+    return Status::InvalidArgument("malformed message for \"" + name + "\" from member " +
+                                   std::to_string(member));
+  };
+  for (size_t i = 0; i < batch.parts.size(); ++i) {
+    BatchPart& part = batch.parts[i];
+    if (batch.round >= part.exchange->num_rounds()) continue;
+    int64_t length = part.exchange->ReceiveBytes(batch.round, member);
+    if (length < 0) {
+      uint64_t prefix = 0;
+      if (rest.size() < sizeof prefix) return malformed(part);
+      std::memcpy(&prefix, rest.data(), sizeof prefix);
+      rest = rest.subspan(sizeof prefix);
+      if (prefix > rest.size()) return malformed(part);
+      length = static_cast<int64_t>(prefix);
+    }
+    if (static_cast<size_t>(length) > rest.size()) return malformed(part);
+    shares[i][member] = rest.first(static_cast<size_t>(length));
+    rest = rest.subspan(static_cast<size_t>(length));
+    if (part.request) part.request->received_bytes += length;
+  }
+  if (!rest.empty()) return malformed(batch.parts.back());
+  return Status::Ok();
+}
+
+void Executor::Finish(Batch& batch) {
+  batch.finished = true;
+  for (BatchPart& part : batch.parts) {
+    Status status = part.exchange->Finish();
+    if (!status.ok() && part.request && part.request->first_error.ok()) {
+      part.request->first_error = status;
+    }
+  }
+  // The memory behind referenced bytes belongs to the user again when the request
+  // is done, so they must have left. Mostly they have.
+  if (std::shared_ptr<SendPin> pin = batch.pin.lock()) {
+    pin->TellWhenReleased();
+  } else {
+    Release(batch);
+  }
+}
+
+void Executor::OnSent(uint64_t id) {
+  auto found = running_.find(id);
+  if (found != running_.end() && found->second->finished && found->second->pin.expired()) {
+    Release(*found->second);
+  }
+}
+
+void Executor::Release(Batch& batch) {
+  std::unique_ptr<Batch> owned = std::move(running_.at(batch.id));
+  running_.erase(batch.id);
+  for (BatchPart& part : owned->parts) {
+    if (part.request) EndPart(part, Status::Ok());
+  }
+}
+
+void Executor::EndPart(BatchPart& part, const Status& status) {
+  RequestState& request = *part.request;
+  if (!status.ok() && request.first_error.ok()) request.first_error = status;
+  if (--request.parts_left > 0) return;
+  TensorTraffic& traffic = traffic_[request.meta.name];
+  ++traffic.steps;
+  traffic.sent += request.sent_bytes;
+  traffic.received += request.received_bytes;
+  if (request.meta.kind == OpKind::kAllReduce) {
+    for (const Contribution& tensor : request.request.tensors) {
+      traffic.dense += 2 * (num_members_ - 1) * static_cast<int64_t>(tensor.input.num_bytes()) /
+                       num_members_;
+    }
+  }
+  done_(part.request);
+}
+
+std::vector<std::shared_ptr<RequestState>> Executor::Cancel(uint64_t id) {
+  std::vector<std::shared_ptr<RequestState>> requests;
+  auto found = running_.find(id);
+  if (found == running_.end()) return requests;
+  for (BatchPart& part : found->second->parts) {
+    part.exchange->Cancel();
+    requests.push_back(part.request);
+  }
+  running_.erase(found);
+  return requests;
+}
+
+bool Executor::Carries(const std::shared_ptr<RequestState>& request) const {
+  for (const auto& [id, batch] : running_) {
+    for (const BatchPart& part : batch->parts) {
+      if (part.request == request) return true;
+    }
+  }
+  return false;
+}
+
+void Executor::DropEarly(const std::function<bool(uint64_t id)>& drop) {
+  std::erase_if(early_, [&](const auto& entry) { return drop(entry.first); });
+}
+
+void Executor::MemberGone(int member, const Status& why) {
+  std::vector<uint64_t> stuck;
+  for (auto& [id, batch] : running_) {
+    if (batch->finished) continue;
+    for (int round = batch->round; round < batch->num_rounds; ++round) {
+      if (batch->shares[round][member].arrived) continue;
+      stuck.push_back(id);
+      break;
+    }
+  }
+  for (uint64_t id : stuck) {
+    std::unique_ptr<Batch> batch = std::move(running_.at(id));
+    running_.erase(id);
+    for (BatchPart& part : batch->parts) {
+      if (part.request) EndPart(part, why);
+    }
+  }
+}
+
+void Executor::FailAll(const Status& why) {
+  auto running = std::move(running_);
+  running_.clear();
+  early_.clear();
+  for (auto& [id, batch] : running) {
+    for (BatchPart& part : batch->parts) {
+      if (part.request) EndPart(part, why);
+    }
+  }
+}
+
+std::vector<bool> Executor::Awaited() const {
+  std::vector<bool> awaited(num_members_, false);
+  for (const auto& [id, batch] : running_) {
+    if (batch->finished) continue;
+    for (int m = 0; m < num_members_; ++m) {
+      if (m != member_ && !batch->shares[batch->round][m].arrived) awaited[m] = true;
+    }
+  }
+  return awaited;
+}
+
+std::vector<Executor::Late> Executor::LateSince(
+    std::chrono::steady_clock::time_point since) const {
+  std::vector<Late> late;
+  for (const auto& [id, batch] : running_) {
+    if (batch->finished || batch->round_started > since) continue;
+    std::vector<int> members;
+    for (int m = 0; m < num_members_; ++m) {
+      if (m != member_ && !batch->shares[batch->round][m].arrived) members.push_back(m);
+    }
+    for (const BatchPart& part : batch->parts) {
+      if (part.request) late.push_back({part.request, members});
+    }
+  }
+  return late;
+}
+
+}  // namespace dad

@@ -1,0 +1,106 @@
+// Runs the rounds of batches: asks each exchange for its bytes, sends one fused
+// message per peer, hands back what came. Any number of batches is in flight, and
+// they do not wait for each other. Worker only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <unordered_map>
+#include <vector>
+
+#include "exchange/exchange.h"
+#include "runtime/request_state.h"
+#include "runtime/wire_out.h"
+#include "wire/message.h"
+
+namespace dad {
+
+// One tensor (or a slice of it) in a batch.
+struct BatchPart {
+  std::shared_ptr<Exchange> exchange;
+  std::shared_ptr<RequestState> request;  // null: this rank has joined
+  int tensor = 0;
+};
+
+struct TensorTraffic {
+  int64_t steps = 0;
+  int64_t sent = 0;
+  int64_t received = 0;
+  int64_t dense = 0;
+};
+
+class Executor {
+ public:
+  // `done` is told when a request has lost its last part.
+  Executor(int member, int num_members, WireOut* wire,
+           std::function<void(const std::shared_ptr<RequestState>&)> done);
+  ~Executor();
+
+  // Begins a batch and sends its first round. `signature` is what all ranks
+  // believe the batch to be.
+  void Start(uint64_t id, uint64_t signature, std::vector<BatchPart> parts, const Group& group);
+
+  void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
+  void OnSent(uint64_t id);
+
+  // Takes back a batch of which no round was received; its requests are returned.
+  std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
+  // True while some batch in flight has a part of the request.
+  bool Carries(const std::shared_ptr<RequestState>& request) const;
+  // Drops messages of batches that never started here and never will.
+  void DropEarly(const std::function<bool(uint64_t id)>& drop);
+
+  // `member` will send nothing more: what cannot finish without it fails.
+  void MemberGone(int member, const Status& why);
+  void FailAll(const Status& why);
+
+  bool Running(uint64_t id) const { return running_.contains(id); }
+  size_t num_running() const { return running_.size(); }
+  // Members that some batch waits for.
+  std::vector<bool> Awaited() const;
+  // Requests whose batch has waited for some member since before `since`.
+  struct Late {
+    std::shared_ptr<RequestState> request;
+    std::vector<int> members;
+  };
+  std::vector<Late> LateSince(std::chrono::steady_clock::time_point since) const;
+
+  const std::map<std::string, TensorTraffic>& traffic() const { return traffic_; }
+  void ResetTraffic() { traffic_.clear(); }
+
+ private:
+  struct Share {
+    bool arrived = false;
+    bool in_place = false;  // written where the exchange said
+    AlignedBuffer payload;
+    size_t num_bytes = 0;
+  };
+  struct Batch;
+  struct Early {
+    int member;
+    MessageHeader header;
+    AlignedBuffer payload;
+  };
+
+  Status SendRound(Batch& batch);
+  void OfferDestinations(Batch& batch);
+  bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload);
+  void Advance(Batch& batch);
+  Status ReceiveRound(Batch& batch);
+  Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
+  void Finish(Batch& batch);
+  void Release(Batch& batch);
+  void EndPart(BatchPart& part, const Status& status);
+
+  const int member_;
+  const int num_members_;
+  WireOut* const wire_;
+  const std::function<void(const std::shared_ptr<RequestState>&)> done_;
+  std::unordered_map<uint64_t, std::unique_ptr<Batch>> running_;
+  std::unordered_map<uint64_t, std::vector<Early>> early_;
+  std::map<std::string, TensorTraffic> traffic_;
+};
+
+}  // namespace dad

@@ -1,0 +1,40 @@
+// Which tensors share a message: a pure function of their sizes and keys.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "exchange/exchange.h"
+
+namespace dad {
+
+struct FuseItem {
+  int request = 0;  // the caller's numbers, handed back in the parts
+  int tensor = 0;
+  int64_t elements = 0;
+  int64_t element_bytes = 0;
+  bool elementwise = false;  // may be cut into slices
+  uint64_t key = 0;          // only neighbours with equal keys are fused
+
+  int64_t bytes() const { return elements * element_bytes; }
+};
+
+struct FusedBatch {
+  struct Part {
+    int request = 0;
+    int tensor = 0;
+    Slice slice;
+  };
+  std::vector<Part> parts;
+  int64_t bytes = 0;
+};
+
+// Keeps the order; the items of a request follow each other. A batch closes when
+// the next request would take it over `fusion_bytes`. A request that is larger than
+// that shares no batch with others (so that its batches start together or not at
+// all); elementwise tensors larger than that are cut into equal slices. 0 fuses
+// nothing and cuts nothing.
+std::vector<FusedBatch> Fuse(std::span<const FuseItem> items, int64_t fusion_bytes);
+
+}  // namespace dad

@@ -1,0 +1,497 @@
+#include "runtime/lane.h"
+
+#include <algorithm>
+
+#include "runtime/batch_id.h"
+#include "runtime/fuser.h"
+#include "util/hash.h"
+#include "util/log.h"
+
+namespace dad {
+namespace {
+
+// A batch that has been incomplete for this long, with nothing new coming in, is
+// not going to be completed. Users who wait are noticed at once; this is for those who do not.
+constexpr std::chrono::milliseconds kPatience{1000};
+
+}  // namespace
+
+Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options, WireOut* wire,
+           LaneOwner* owner)
+    : id_(id),
+      ranks_(std::move(ranks)),
+      member_(MemberOf(my_rank)),
+      options_(options),
+      wire_(wire),
+      owner_(owner),
+      cache_(static_cast<size_t>(options.cache_capacity)),
+      negotiator_(ranks_, &cache_),
+      executor_(member_, static_cast<int>(ranks_.size()), wire,
+                [this](const std::shared_ptr<RequestState>& request) { Done(request); }),
+      fusion_bytes_(options.fusion_bytes),
+      wanted_fusion_bytes_(options.fusion_bytes) {}
+
+int Lane::MemberOf(int rank) const {
+  auto found = std::find(ranks_.begin(), ranks_.end(), rank);
+  return found == ranks_.end() ? -1 : static_cast<int>(found - ranks_.begin());
+}
+
+void Lane::Submit(std::shared_ptr<RequestState> request) {
+  if (!closed_.ok()) return request->Complete(closed_);
+  const auto [entry, inserted] = in_flight_.emplace(request->meta.name, request);
+  if (!inserted) {
+    return request->Complete(Status::InvalidArgument(
+        "\"" + request->meta.name +
+        "\": a tensor of this name is in flight already; names must be unique until a "
+        "collective is done"));
+  }
+  Route(request);
+}
+
+// By the schedule if it fits, else through negotiation.
+void Lane::Route(const std::shared_ptr<RequestState>& request) {
+  if (TrySchedule(request)) return;
+  request->parts_left = 0;
+  if (unannounced_.empty()) oldest_unannounced_ = Clock::now();
+  unannounced_.push_back(request);
+}
+
+bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
+  if (!schedule_.has_value() || recall_ == Recall::kCounting) return false;
+  const auto cache_id = cache_.Find(request->meta.name);
+  if (!cache_id.has_value() || !cache_.Get(*cache_id)->scheduled) return false;
+  Difference difference;
+  if (Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
+    // The others may send what this rank will not: they have to be told.
+    AskRecall({}, {*cache_id});
+    return false;
+  }
+  const std::span<const uint32_t> batches = schedule_->BatchesOf(*cache_id);
+  request->parts_left = 0;
+  for (uint32_t index : batches) {
+    ScheduledBatch& batch = schedule_->batches()[index];
+    for (const ScheduledPart& part : batch.parts) {
+      if (part.cache_id == *cache_id) ++request->parts_left;
+    }
+    if (batch.present.empty()) batch.first_present = Clock::now();
+    batch.present[*cache_id] = request;
+  }
+  // Parts are counted before any batch starts: one that ends at once must not end
+  // the request.
+  for (uint32_t index : batches) {
+    const ScheduledBatch& batch = schedule_->batches()[index];
+    if (batch.present.size() == batch.members.size()) Commit(index);
+  }
+  return true;
+}
+
+void Lane::Commit(uint32_t index) {
+  ScheduledBatch& batch = schedule_->batches()[index];
+  std::vector<BatchPart> parts;
+  parts.reserve(batch.parts.size());
+  for (const ScheduledPart& part : batch.parts) {
+    parts.push_back({part.exchange, batch.present.at(part.cache_id), part.tensor});
+  }
+  batch.present.clear();
+  ++num_predicted_;
+  Group group{member_, static_cast<int>(num_members()), {}};
+  executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
+                  std::move(parts), group);
+}
+
+void Lane::UserWaits(const std::shared_ptr<RequestState>& request) {
+  if (!schedule_.has_value() || request->finished()) return;
+  const auto cache_id = cache_.Find(request->meta.name);
+  if (!cache_id.has_value()) return;
+  std::vector<uint32_t> missing;
+  for (uint32_t index : schedule_->BatchesOf(*cache_id)) {
+    const ScheduledBatch& batch = schedule_->batches()[index];
+    auto here = batch.present.find(*cache_id);
+    if (here == batch.present.end() || here->second != request) continue;
+    const std::vector<uint32_t> of_batch = MissingOf(batch);
+    missing.insert(missing.end(), of_batch.begin(), of_batch.end());
+  }
+  if (!missing.empty()) AskRecall(missing, {});
+}
+
+std::vector<uint32_t> Lane::MissingOf(const ScheduledBatch& batch) const {
+  std::vector<uint32_t> missing;
+  for (uint32_t id : batch.members) {
+    if (!batch.present.contains(id)) missing.push_back(id);
+  }
+  return missing;
+}
+
+void Lane::AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale) {
+  if (recall_ == Recall::kCounting) return;
+  recall_ = Recall::kWanted;
+  missing_.insert(missing_.end(), missing.begin(), missing.end());
+  stale_.insert(stale_.end(), stale.begin(), stale.end());
+}
+
+std::optional<Lane::Clock::time_point> Lane::PatienceEnds(const ScheduledBatch& batch) const {
+  for (const auto& [id, request] : batch.present) {
+    if (request->polled) return batch.first_present + kPatience;
+  }
+  return std::nullopt;
+}
+
+void Lane::LosePatience() {
+  if (!schedule_.has_value() || recall_ != Recall::kNo) return;
+  for (const ScheduledBatch& batch : schedule_->batches()) {
+    const auto ends = PatienceEnds(batch);
+    if (ends.has_value() && *ends <= Clock::now()) AskRecall(MissingOf(batch), {});
+  }
+}
+
+void Lane::Retune(int64_t fusion_bytes) {
+  wanted_fusion_bytes_ = fusion_bytes;
+  if (schedule_.has_value()) AskRecall({}, {});
+}
+
+void Lane::SetJoined(bool joined) {
+  joined_ = joined;
+  // A rank that has joined answers for tensors that it does not have: no schedule.
+  if (joined && schedule_.has_value()) AskRecall({}, {});
+}
+
+void Lane::OnMessage(int member, const MessageHeader& header, AlignedBuffer payload) {
+  if (header.kind == MessageKind::kData) {
+    return executor_.OnData(member, header, std::move(payload));
+  }
+  Result<NegotiationMessage> message = DecodeNegotiation(payload.span());
+  if (!message.ok()) return wire_->Fatal(member, message.status().message());
+  auto& round = heard_[header.batch];
+  round.resize(num_members());
+  round[static_cast<size_t>(member)] = std::move(message).value();
+}
+
+void Lane::Pump() {
+  if (!closed_.ok()) return;
+  LosePatience();
+  for (;;) {
+    if (!spoken_) {
+      const bool asked = heard_.contains(sequence_);
+      const bool news = !unannounced_.empty() && Clock::now() >= GatherUntil();
+      if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_) return;
+      Speak();
+    }
+    auto round = heard_.find(sequence_);
+    const bool all = std::all_of(round->second.begin(), round->second.end(),
+                                 [](const auto& message) { return message.has_value(); });
+    if (!all) return;
+    std::vector<NegotiationMessage> messages;
+    for (auto& message : round->second) messages.push_back(std::move(*message));
+    heard_.erase(round);
+    ++sequence_;
+    spoken_ = false;
+    Conclude(std::move(messages));
+    if (!closed_.ok()) return;
+  }
+}
+
+std::optional<Lane::Clock::time_point> Lane::NextDeadline() const {
+  std::optional<Clock::time_point> deadline;
+  auto sooner = [&](Clock::time_point at) {
+    if (!deadline.has_value() || at < *deadline) deadline = at;
+  };
+  if (!unannounced_.empty() && !spoken_) {
+    sooner(GatherUntil());
+  }
+  if (schedule_.has_value() && recall_ == Recall::kNo) {
+    for (const ScheduledBatch& batch : schedule_->batches()) {
+      if (const auto ends = PatienceEnds(batch)) sooner(*ends);
+    }
+  }
+  return deadline;
+}
+
+Lane::Clock::time_point Lane::GatherUntil() const {
+  return oldest_unannounced_ +
+         std::chrono::microseconds(static_cast<int64_t>(options_.cycle_time_ms * 1000));
+}
+
+void Lane::Speak() {
+  NegotiationMessage message = Compose();
+  const std::vector<std::byte> bytes = Encode(message);
+  for (size_t offset = 1; offset < num_members(); ++offset) {
+    MessageHeader header;
+    header.kind = MessageKind::kNegotiate;
+    header.batch = sequence_;
+    GatherBuffer payload;
+    payload.Append(bytes);
+    wire_->Send(static_cast<int>((static_cast<size_t>(member_) + offset) % num_members()), header,
+                std::move(payload), nullptr);
+  }
+  auto& round = heard_[sequence_];
+  round.resize(num_members());
+  round[static_cast<size_t>(member_)] = std::move(message);
+  spoken_ = true;
+}
+
+NegotiationMessage Lane::Compose() {
+  NegotiationMessage message;
+  message.fusion_bytes = wanted_fusion_bytes_;
+  message.joined = joined_said_ = joined_;
+  if (recall_ == Recall::kWanted && schedule_.has_value()) {
+    message.recall = true;
+    message.missing = std::move(missing_);
+    message.stale = std::move(stale_);
+  } else if (recall_ == Recall::kCounting) {
+    for (const ScheduledBatch& batch : schedule_->batches()) {
+      message.committed.push_back(batch.committed);
+    }
+  }
+  if (recall_ == Recall::kWanted) recall_ = Recall::kNo;
+  missing_.clear();
+  stale_.clear();
+  for (const auto& request : unannounced_) {
+    const auto cache_id = cache_.Find(request->meta.name);
+    Difference difference;
+    if (cache_id.has_value() && !Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
+      message.known.push_back({*cache_id, request->phase});
+    } else {
+      message.fresh.push_back({request->meta, request->phase});
+    }
+  }
+  unannounced_.clear();
+  return message;
+}
+
+void Lane::Conclude(std::vector<NegotiationMessage> messages) {
+  const bool counted = recall_ == Recall::kCounting;
+  if (counted) FinishRecall(messages);
+  Result<Decision> decision = negotiator_.Decide(messages);
+  if (!decision.ok()) return wire_->Fatal(member_, decision.status().message());
+  Act(decision.value());
+  if (counted) {
+    // Not earlier: the messages of this round may name them by number.
+    for (uint32_t id : all_stale_) {
+      if (const CacheEntry* entry = cache_.Get(id)) cache_.Remove(std::string(entry->meta.name));
+    }
+    all_stale_.clear();
+  }
+
+  bool recalled = false;
+  for (const NegotiationMessage& message : messages) {
+    if (!message.recall) continue;
+    recalled = true;
+    for (uint32_t id : message.missing) {
+      if (CacheEntry* entry = cache_.Get(id)) entry->loner = true;
+    }
+    all_stale_.insert(all_stale_.end(), message.stale.begin(), message.stale.end());
+  }
+  if (recalled && schedule_.has_value()) {
+    // From here to the count nobody commits: the next message of each rank says
+    // how far it had come.
+    recall_ = Recall::kCounting;
+  } else if (!schedule_.has_value() || came_again_) {
+    fusion_bytes_ = messages[0].fusion_bytes;
+    if (came_again_ && !negotiator_.any_joined()) {
+      if (schedule_.has_value()) {
+        recall_ = Recall::kCounting;  // to take in what is new
+      } else {
+        BuildSchedule();
+      }
+    }
+  }
+}
+
+// Every rank has said how often it committed to each batch. What all have sent
+// runs to its end; what only some have sent is taken back and negotiated.
+void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
+  std::vector<std::shared_ptr<RequestState>> again;
+  auto back = [&](const std::shared_ptr<RequestState>& request) {
+    if (std::find(again.begin(), again.end(), request) == again.end()) again.push_back(request);
+  };
+  std::vector<ScheduledBatch>& batches = schedule_->batches();
+  const uint32_t schedule = schedule_->id();
+  for (size_t i = 0; i < batches.size(); ++i) {
+    uint32_t least = batches[i].committed;
+    for (const NegotiationMessage& message : messages) {
+      if (message.committed.size() != batches.size()) {
+        return wire_->Fatal(member_, "ranks disagree on the schedule");
+      }
+      least = std::min(least, message.committed[i]);
+    }
+    for (const auto& [id, request] : batches[i].present) back(request);
+    if (batches[i].committed > least) {
+      for (const auto& request :
+           executor_.Cancel(ScheduledBatchId(schedule, static_cast<uint32_t>(i),
+                                             batches[i].committed))) {
+        back(request);
+      }
+    }
+  }
+  executor_.DropEarly([schedule](uint64_t id) { return IsOfSchedule(id, schedule); });
+  for (uint32_t id = 0; id < cache_.end_id(); ++id) {
+    if (CacheEntry* entry = cache_.Get(id)) entry->scheduled = false;
+  }
+  schedule_.reset();
+  recall_ = Recall::kNo;
+  came_again_ = true;  // the cache is still good: a new schedule follows at once
+  for (const auto& request : again) Route(request);
+}
+
+void Lane::Act(const Decision& decision) {
+  for (const Decision::Failed& failed : decision.failed) {
+    cache_.Remove(failed.name);
+    Fail(failed.name, Status::FailedPrecondition(failed.message));
+  }
+  StartNegotiated(decision);
+  if (decision.last_joined >= 0) {
+    joined_ = joined_said_ = false;
+    owner_->AllJoined(ranks_[static_cast<size_t>(decision.last_joined)]);
+  }
+}
+
+void Lane::StartNegotiated(const Decision& decision) {
+  std::vector<FuseItem> items;
+  for (size_t i = 0; i < decision.ready.size(); ++i) {
+    const RequestMeta& meta = decision.ready[i].meta;
+    if (meta.kind == OpKind::kAddProcessSet || meta.kind == OpKind::kRemoveProcessSet) {
+      auto mine = in_flight_.find(meta.name);
+      std::shared_ptr<RequestState> request =
+          mine == in_flight_.end() ? nullptr : mine->second;
+      if (request) in_flight_.erase(mine);
+      owner_->ProcessSetDecided(meta, request);
+      continue;
+    }
+    if (meta.recurring && cache_.Note(meta, decision.ready[i].phase_key)) came_again_ = true;
+    // Only what the same members take part in can share a batch.
+    uint64_t key = kHashSeed;
+    for (bool absent : decision.ready[i].absent) key = HashCombine(key, absent ? 1 : 0);
+    AppendFuseItems(meta, static_cast<int>(i), key, items);
+  }
+
+  const std::vector<FusedBatch> batches = Fuse(items, fusion_bytes_);
+  auto mine = [&](int index) -> std::shared_ptr<RequestState> {
+    const Decision::Ready& ready = decision.ready[static_cast<size_t>(index)];
+    if (!ready.absent.empty() && ready.absent[static_cast<size_t>(member_)]) return nullptr;
+    return in_flight_.at(ready.meta.name);
+  };
+  for (const FusedBatch& batch : batches) {
+    for (const FusedBatch::Part& part : batch.parts) {
+      if (auto request = mine(part.request)) ++request->parts_left;
+    }
+  }
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const auto first = static_cast<size_t>(batches[i].parts[0].request);
+    Group group{member_, static_cast<int>(num_members()), decision.ready[first].absent};
+    std::vector<BatchPart> parts;
+    uint64_t signature = kHashSeed;
+    for (const FusedBatch::Part& part : batches[i].parts) {
+      const RequestMeta& meta = decision.ready[static_cast<size_t>(part.request)].meta;
+      Result<std::unique_ptr<Exchange>> exchange =
+          MakeExchange(SpecOf(meta, static_cast<size_t>(part.tensor), ranks_), part.slice,
+                       batches[i].bytes, options_.direct_bytes);
+      if (!exchange.ok()) return wire_->Fatal(member_, exchange.status().message());
+      parts.push_back({std::move(exchange).value(), mine(part.request), part.tensor});
+      signature = HashPart(signature, meta, part.tensor, part.slice);
+    }
+    executor_.Start(NegotiatedBatchId(sequence_, static_cast<uint32_t>(i)), signature,
+                    std::move(parts), group);
+  }
+}
+
+void Lane::BuildSchedule() {
+  came_again_ = false;
+  Result<Schedule> built = Schedule::Build(next_schedule_++, cache_, fusion_bytes_,
+                                           options_.direct_bytes, ranks_);
+  if (!built.ok()) return wire_->Fatal(member_, built.status().message());
+  schedule_.emplace(std::move(built).value());
+  DAD_LOG(Debug) << "process set " << id_ << ": schedule " << schedule_->id() << " has "
+                 << schedule_->batches().size() << " batches";
+
+  // What waits in the negotiation and is scheduled now comes by the schedule.
+  auto scheduled = [this](const std::string& name) {
+    const auto id = cache_.Find(name);
+    return id.has_value() && cache_.Get(*id)->scheduled;
+  };
+  std::vector<std::shared_ptr<RequestState>> waiting;
+  for (const auto& [name, missing] : negotiator_.Waiting()) {
+    auto mine = in_flight_.find(name);
+    const bool announced_here =
+        mine != in_flight_.end() &&
+        std::find(missing.begin(), missing.end(), ranks_[static_cast<size_t>(member_)]) ==
+            missing.end();
+    if (scheduled(name) && announced_here) waiting.push_back(mine->second);
+  }
+  negotiator_.Drop(scheduled);
+  waiting.insert(waiting.end(), unannounced_.begin(), unannounced_.end());
+  unannounced_.clear();
+  for (const auto& request : waiting) Route(request);
+}
+
+void Lane::Fail(const std::string& name, const Status& why) {
+  auto found = in_flight_.find(name);
+  if (found == in_flight_.end()) return;
+  std::shared_ptr<RequestState> request = found->second;
+  request->first_error = why;
+  Done(request);
+}
+
+void Lane::Done(const std::shared_ptr<RequestState>& request) {
+  in_flight_.erase(request->meta.name);
+  owner_->Completed(request);
+}
+
+void Lane::MemberGone(int member, const Status& why) {
+  if (!closed_.ok()) return;
+  executor_.MemberGone(member, why);
+  closed_ = why;
+  // What is left in flight is either in a batch that can still finish, or waits
+  // for an agreement that will not come.
+  std::vector<std::shared_ptr<RequestState>> stuck;
+  for (const auto& [name, request] : in_flight_) {
+    if (!executor_.Carries(request)) stuck.push_back(request);
+  }
+  for (const auto& request : stuck) {
+    request->first_error = why;
+    Done(request);
+  }
+}
+
+void Lane::FailAll(const Status& why) {
+  closed_ = why;
+  executor_.FailAll(why);
+  auto in_flight = std::move(in_flight_);
+  in_flight_.clear();
+  for (const auto& [name, request] : in_flight) {
+    request->first_error = why;
+    owner_->Completed(request);
+  }
+}
+
+std::vector<bool> Lane::Awaited() const {
+  std::vector<bool> awaited = executor_.Awaited();
+  auto round = heard_.find(sequence_);
+  if (spoken_ && round != heard_.end()) {
+    for (size_t m = 0; m < num_members(); ++m) {
+      if (!round->second[m].has_value()) awaited[m] = true;
+    }
+  }
+  for (const auto& [name, missing] : negotiator_.Waiting()) {
+    if (!in_flight_.contains(name)) continue;
+    for (int rank : missing) awaited[static_cast<size_t>(MemberOf(rank))] = true;
+  }
+  awaited[static_cast<size_t>(member_)] = false;
+  return awaited;
+}
+
+std::vector<Lane::Stalled> Lane::StalledSince(Clock::time_point since) const {
+  std::vector<Stalled> stalled;
+  for (const auto& [name, missing] : negotiator_.Waiting()) {
+    auto mine = in_flight_.find(name);
+    if (mine == in_flight_.end() || mine->second->submitted > since) continue;
+    stalled.push_back({mine->second, missing});
+  }
+  for (const Executor::Late& late : executor_.LateSince(since)) {
+    std::vector<int> ranks;
+    for (int m : late.members) ranks.push_back(ranks_[static_cast<size_t>(m)]);
+    stalled.push_back({late.request, ranks});
+  }
+  return stalled;
+}
+
+}  // namespace dad

@@ -1,0 +1,71 @@
+// What is ready on all ranks, in one agreed order. A pure function of the
+// messages so far: every rank holds the same table and comes to the same decision.
+// Worker only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "runtime/tensor_cache.h"
+#include "wire/negotiation.h"
+
+namespace dad {
+
+struct Decision {
+  struct Ready {
+    RequestMeta meta;  // first dimensions are those of the lowest rank that has it
+    uint64_t phase_key = 0;
+    std::vector<bool> absent;  // members that have joined and not got it; empty: none
+  };
+  struct Failed {
+    std::string name;
+    std::string message;
+  };
+  std::vector<Ready> ready;  // in the agreed order
+  std::vector<Failed> failed;
+  int last_joined = -1;      // member index, when all have joined
+};
+
+class Negotiator {
+ public:
+  // `members`: global ranks of the process set, for messages to people.
+  Negotiator(std::vector<int> members, const TensorCache* cache);
+
+  // One message from each member. InvalidArgument if one refers to an unknown
+  // tensor: then the ranks have lost step, which is a bug.
+  Result<Decision> Decide(std::span<const NegotiationMessage> messages);
+
+  bool any_joined() const;
+
+  // Drops what is waiting and satisfies `drop`: it will come another way.
+  void Drop(const std::function<bool(const std::string& name)>& drop);
+
+  // Names that wait, with the global ranks they wait for.
+  std::vector<std::pair<std::string, std::vector<int>>> Waiting() const;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::vector<std::optional<RequestMeta>> metas;  // by member
+    std::vector<uint32_t> phases;
+  };
+  void Add(int member, const RequestMeta& meta, uint32_t phase);
+  bool IsReady(const Entry& entry) const;
+  void Conclude(const Entry& entry, Decision& decision) const;
+
+  const std::vector<int> members_;
+  const TensorCache* const cache_;
+  std::vector<bool> joined_;
+  int last_joined_ = -1;
+  std::list<Entry> table_;  // in the order in which names were first seen
+  std::unordered_map<std::string, std::list<Entry>::iterator> index_;
+};
+
+}  // namespace dad

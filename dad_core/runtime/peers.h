@@ -1,0 +1,46 @@
+// What this rank knows about the life of the others. Worker only.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <vector>
+
+namespace dad {
+
+class Peers {
+ public:
+  using Clock = std::chrono::steady_clock;
+  enum class State { kAlive, kGone, kLost };  // gone: said goodbye
+
+  Peers(int rank, int size, std::chrono::duration<double> timeout);
+
+  void Heard(int peer, Clock::time_point now);
+  void Set(int peer, State state) { peers_[static_cast<size_t>(peer)].state = state; }
+  State Get(int peer) const { return peers_[static_cast<size_t>(peer)].state; }
+  bool Alive(int peer) const { return Get(peer) == State::kAlive; }
+
+  // Of the peers that are waited for: whom to ping now, and who has not answered
+  // for too long. A peer is timed only from the moment somebody waits for it.
+  struct Verdict {
+    std::vector<int> ping;
+    std::optional<int> silent;
+  };
+  Verdict Check(const std::vector<bool>& awaited, Clock::time_point now);
+
+  // How often Check wants to be called while anybody is waited for.
+  std::chrono::milliseconds interval() const { return interval_; }
+  std::chrono::duration<double> timeout() const { return timeout_; }
+
+ private:
+  struct Peer {
+    State state = State::kAlive;
+    bool awaited = false;
+    Clock::time_point heard;  // or the moment from which it is awaited
+    Clock::time_point pinged;
+  };
+  const std::chrono::duration<double> timeout_;
+  const std::chrono::milliseconds interval_;
+  std::vector<Peer> peers_;
+};
+
+}  // namespace dad

@@ -1,0 +1,56 @@
+// The engine of this process. The one piece of global state: frameworks in one
+// process must share it, and a forked child must not touch its parent's.
+#include <unistd.h>
+
+#include <mutex>
+
+#include "dad/engine.h"
+
+namespace dad {
+namespace {
+
+std::mutex g_mutex;
+pid_t g_owner = 0;
+
+// Never destroyed by the C++ runtime: at exit other libraries may be gone already.
+std::shared_ptr<Engine>& Slot() {
+  static auto* slot = new std::shared_ptr<Engine>;
+  return *slot;
+}
+
+// In a child the threads behind the engine do not exist: leave it alone.
+bool IsOwner() { return g_owner == getpid(); }
+
+void ForgetParentsEngine() {
+  if (Slot() && !IsOwner()) new std::shared_ptr<Engine>(std::move(Slot()));
+}
+
+}  // namespace
+
+Status InitProcess(const World& world, const Options& options,
+                   std::vector<std::vector<int>> process_sets) {
+  std::lock_guard lock(g_mutex);
+  ForgetParentsEngine();
+  if (Slot()) return Status::Ok();
+  Result<std::unique_ptr<Engine>> engine =
+      Engine::Create(world, options, std::move(process_sets));
+  if (!engine.ok()) return engine.status();
+  Slot() = std::move(engine).value();
+  g_owner = getpid();
+  return Status::Ok();
+}
+
+void ShutdownProcess() {
+  std::shared_ptr<Engine> engine;
+  {
+    std::lock_guard lock(g_mutex);
+    if (IsOwner()) engine = std::move(Slot());
+  }
+}
+
+std::shared_ptr<Engine> ProcessEngine() {
+  std::lock_guard lock(g_mutex);
+  return IsOwner() ? Slot() : nullptr;
+}
+
+}  // namespace dad

@@ -1,0 +1,44 @@
+// Memory that messages may be written into as they arrive. The worker offers it,
+// the transport's thread takes it.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <span>
+#include <tuple>
+
+#include "wire/message.h"
+
+namespace dad {
+
+class ReceiveTable {
+ public:
+  void Offer(int peer, uint16_t lane, uint64_t batch, int round, std::span<std::byte> memory) {
+    std::lock_guard lock(mutex_);
+    offers_[{peer, lane, batch, round}] = memory;
+  }
+
+  // Null if nothing was offered for this message. An offer serves once.
+  std::byte* Take(int peer, const MessageHeader& header) {
+    if (header.kind != MessageKind::kData || header.round == 0) return nullptr;
+    std::lock_guard lock(mutex_);
+    auto found = offers_.find({peer, header.lane, header.batch, header.round});
+    if (found == offers_.end() || found->second.size() != header.payload_bytes) return nullptr;
+    std::byte* memory = found->second.data();
+    offers_.erase(found);
+    return memory;
+  }
+
+  void Clear() {
+    std::lock_guard lock(mutex_);
+    offers_.clear();
+  }
+
+ private:
+  using Key = std::tuple<int, uint16_t, uint64_t, int>;
+  std::mutex mutex_;
+  std::map<Key, std::span<std::byte>> offers_;  // guarded by mutex_
+};
+
+}  // namespace dad

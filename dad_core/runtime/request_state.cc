@@ -1,0 +1,68 @@
+#include "runtime/request_state.h"
+
+namespace dad {
+
+RequestState::RequestState(Request r, std::shared_ptr<Inbox> inbox,
+                           std::shared_ptr<PhaseCounter> phases)
+    : request(std::move(r)),
+      meta(MetaOf(request)),
+      inbox_(std::move(inbox)),
+      phases_(std::move(phases)) {
+  if (phases_) phase = phases_->NextSubmit();
+}
+
+bool RequestState::Done() {
+  if (finished()) return true;
+  TellPolled();
+  return false;
+}
+
+void RequestState::TellPolled() {
+  if (inbox_ && !told_polled_.exchange(true)) {
+    inbox_->Post(WaitingEvent{shared_from_this(), /*polls=*/true});
+  }
+}
+
+Status RequestState::Wait(std::chrono::milliseconds timeout) {
+  if (phases_) phases_->UserWaits();
+  if (!finished() && inbox_) inbox_->Post(WaitingEvent{shared_from_this()});
+  std::unique_lock lock(mutex_);
+  auto done = [this] { return finished(); };
+  if (timeout.count() < 0) {
+    finished_.wait(lock, done);
+  } else if (!finished_.wait_for(lock, timeout, done)) {
+    return Status::Timeout("\"" + meta.name + "\": not finished after " +
+                           std::to_string(timeout.count()) + " ms");
+  }
+  // Here, and not on the worker: releasing a tensor may need the framework's lock.
+  std::shared_ptr<void> released = std::move(request.keep_alive);
+  Status status = status_;
+  lock.unlock();
+  return status;
+}
+
+void RequestState::OnDone(std::function<void(const Status&)> done) {
+  {
+    std::lock_guard lock(mutex_);
+    if (!finished()) {
+      callback_ = std::move(done);
+      TellPolled();
+      return;
+    }
+  }
+  done(status_);
+}
+
+void RequestState::Complete(const Status& status) {
+  std::function<void(const Status&)> callback;
+  {
+    std::lock_guard lock(mutex_);
+    status_ = status;
+    callback = std::move(callback_);
+    done_.store(true, std::memory_order_release);
+  }
+  finished_.notify_all();
+  if (callback) callback(status);
+}
+
+}  // namespace dad

@@ -1,0 +1,80 @@
+// A request in the engine: what was asked, where it stands, and the ticket.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/ticket.h"
+#include "runtime/inbox.h"
+#include "wire/negotiation.h"
+
+namespace dad {
+
+// Counts phases: a new one starts with the first request after a user has waited.
+// Requests of one phase are in flight together.
+class PhaseCounter {
+ public:
+  uint32_t NextSubmit() {
+    if (waited_.exchange(false, std::memory_order_relaxed)) {
+      phase_.fetch_add(1, std::memory_order_relaxed);
+    }
+    return phase_.load(std::memory_order_relaxed);
+  }
+  void UserWaits() { waited_.store(true, std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint32_t> phase_{0};
+  std::atomic<bool> waited_{false};
+};
+
+class RequestState final : public Ticket, public std::enable_shared_from_this<RequestState> {
+ public:
+  // `inbox` and `phases` are null for a request that never reaches the worker.
+  RequestState(Request r, std::shared_ptr<Inbox> inbox, std::shared_ptr<PhaseCounter> phases);
+
+  bool Done() override;
+  bool finished() const { return done_.load(std::memory_order_acquire); }
+  Status Wait(std::chrono::milliseconds timeout) override;
+  void OnDone(std::function<void(const Status&)> done) override;
+  const std::vector<int64_t>& received_splits() const override { return splits; }
+  int64_t value() const override { return result_value; }
+
+  // Worker only, once.
+  void Complete(const Status& status);
+
+  Request request;
+  const RequestMeta meta;
+  uint32_t phase = 0;
+  const std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
+
+  // Worker only.
+  int parts_left = 0;   // slices still in flight
+  Status first_error;   // of a part
+  int64_t sent_bytes = 0;
+  int64_t received_bytes = 0;
+  bool warned = false;  // by the stall watch
+  bool polled = false;  // the user does not wait, but looks or wants to be called
+  std::chrono::steady_clock::time_point started;  // of the first batch that carries it
+
+  std::vector<int64_t> splits;
+  int64_t result_value = -1;
+
+ private:
+  const std::shared_ptr<Inbox> inbox_;
+  const std::shared_ptr<PhaseCounter> phases_;
+  void TellPolled();
+
+  std::atomic<bool> done_{false};
+  std::atomic<bool> told_polled_{false};
+  std::mutex mutex_;
+  std::condition_variable finished_;
+  Status status_;                                // guarded by mutex_
+  std::function<void(const Status&)> callback_;  // guarded by mutex_
+};
+
+}  // namespace dad

@@ -1,0 +1,108 @@
+#include "runtime/schedule.h"
+
+#include <algorithm>
+
+#include "runtime/batch_id.h"
+#include "runtime/fuser.h"
+#include "util/hash.h"
+
+namespace dad {
+
+TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> group_ranks) {
+  TensorSpec spec;
+  spec.name = meta.name;
+  spec.kind = meta.kind;
+  spec.op = meta.op;
+  spec.prescale = meta.prescale;
+  spec.postscale = meta.postscale;
+  spec.method = meta.method;
+  if (!meta.tensors.empty()) {
+    spec.dtype = meta.tensors[index].dtype;
+    spec.shape = meta.tensors[index].shape;
+  }
+  const auto root = std::find(group_ranks.begin(), group_ranks.end(), meta.root_rank);
+  if (root != group_ranks.end()) spec.root = static_cast<int>(root - group_ranks.begin());
+  return spec;
+}
+
+uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slice) {
+  hash = HashCombine(hash, meta.name);
+  hash = HashCombine(hash, static_cast<uint64_t>(meta.kind) << 8 | static_cast<uint64_t>(meta.op));
+  hash = HashCombine(hash, static_cast<uint64_t>(tensor));
+  hash = HashCombine(hash, static_cast<uint64_t>(slice.begin));
+  return FirstDimensionVaries(meta.kind) ? hash
+                                         : HashCombine(hash, static_cast<uint64_t>(slice.count));
+}
+
+void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
+                     std::vector<FuseItem>& items) {
+  if (meta.tensors.empty()) items.push_back({request, 0, 0, 1, false, key});  // a barrier
+  for (size_t i = 0; i < meta.tensors.size(); ++i) {
+    const TensorMeta& tensor = meta.tensors[i];
+    const TensorSpec spec = SpecOf(meta, i, {});
+    items.push_back({request, static_cast<int>(i), NumElements(tensor.shape),
+                     static_cast<int64_t>(SizeOf(tensor.dtype)), IsElementwise(spec), key});
+  }
+}
+
+Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion_bytes,
+                                 int64_t direct_bytes, std::span<const int> group_ranks) {
+  std::vector<uint32_t> ids;
+  for (uint32_t i = 0; i < cache.end_id(); ++i) {
+    if (cache.Get(i) != nullptr) ids.push_back(i);
+  }
+  std::sort(ids.begin(), ids.end(),
+            [&](uint32_t a, uint32_t b) { return cache.Get(a)->order < cache.Get(b)->order; });
+
+  // One pass per group of tensors that may be fused, in the order of their first.
+  std::vector<FuseItem> items;
+  std::vector<uint64_t> keys;
+  std::unordered_map<uint64_t, std::vector<uint32_t>> by_key;
+  for (uint32_t i : ids) {
+    const CacheEntry& entry = *cache.Get(i);
+    uint64_t key = HashCombine(entry.phase_key, entry.meta.stream);
+    if (entry.loner) key = HashCombine(kHashSeed, entry.meta.name);
+    if (!by_key.contains(key)) keys.push_back(key);
+    by_key[key].push_back(i);
+  }
+  for (uint64_t key : keys) {
+    for (uint32_t i : by_key[key]) {
+      AppendFuseItems(cache.Get(i)->meta, static_cast<int>(i), key, items);
+    }
+  }
+
+  Schedule schedule;
+  schedule.id_ = id;
+  std::vector<FusedBatch> fused = Fuse(items, fusion_bytes);
+  if (fused.size() > kMaxBatchesPerSchedule) return schedule;  // too much to foresee
+  for (const FusedBatch& batch : fused) {
+    const auto index = static_cast<uint32_t>(schedule.batches_.size());
+    ScheduledBatch& scheduled = schedule.batches_.emplace_back();
+    scheduled.signature = kHashSeed;
+    for (const FusedBatch::Part& part : batch.parts) {
+      const auto cache_id = static_cast<uint32_t>(part.request);
+      CacheEntry& entry = *cache.Get(cache_id);
+      entry.scheduled = true;
+      TensorSpec spec = SpecOf(entry.meta, static_cast<size_t>(part.tensor), group_ranks);
+      Result<std::unique_ptr<Exchange>> exchange =
+          MakeExchange(spec, part.slice, batch.bytes, direct_bytes);
+      if (!exchange.ok()) return exchange.status();
+      scheduled.parts.push_back({cache_id, part.tensor, std::move(exchange).value()});
+      scheduled.signature = HashPart(scheduled.signature, entry.meta, part.tensor, part.slice);
+      auto& listed = scheduled.members;
+      if (std::find(listed.begin(), listed.end(), cache_id) == listed.end()) {
+        listed.push_back(cache_id);
+        schedule.batches_of_[cache_id].push_back(index);
+      }
+    }
+  }
+  return schedule;
+}
+
+std::span<const uint32_t> Schedule::BatchesOf(uint32_t cache_id) const {
+  auto found = batches_of_.find(cache_id);
+  if (found == batches_of_.end()) return {};
+  return found->second;
+}
+
+}  // namespace dad

@@ -1,0 +1,115 @@
+#include "runtime/start_up.h"
+
+#include <chrono>
+
+#include "util/log.h"
+#include "wire/byte_io.h"
+
+namespace dad {
+namespace {
+
+struct Card {
+  std::string version;
+  int64_t fusion_bytes = 0;
+  int64_t direct_bytes = 0;
+  int64_t cache_capacity = 0;
+  std::string process_sets;
+};
+
+std::string Describe(const std::vector<std::vector<int>>& process_sets) {
+  std::string text;
+  for (const std::vector<int>& ranks : process_sets) {
+    text += (text.empty() ? "" : " ") + ToString(Shape(ranks.begin(), ranks.end()));
+  }
+  return text.empty() ? "none" : text;
+}
+
+std::vector<std::byte> Encode(const Card& card) {
+  ByteWriter out;
+  out.Text(card.version);
+  out.Value(card.fusion_bytes);
+  out.Value(card.direct_bytes);
+  out.Value(card.cache_capacity);
+  out.Text(card.process_sets);
+  return out.bytes();
+}
+
+Card Decode(ByteSpan bytes) {
+  ByteReader in(bytes);
+  Card card;
+  card.version = in.Text();
+  card.fusion_bytes = in.Value<int64_t>();
+  card.direct_bytes = in.Value<int64_t>();
+  card.cache_capacity = in.Value<int64_t>();
+  card.process_sets = in.Text();
+  return card;
+}
+
+int64_t WallMicros() {
+  return std::chrono::duration_cast<std::chrono::microseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// Everybody asks rank 0 once; half of the round trip is taken off.
+Result<int64_t> ClockOffset(Transport& transport, std::chrono::milliseconds timeout) {
+  constexpr uint64_t kTag = 0xc10c;
+  int64_t wall = 0;
+  const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&wall, 1));
+  if (transport.rank() != 0) {
+    const int64_t asked = WallMicros();
+    DAD_RETURN_IF_ERROR(transport.SendTo(0, kTag, bytes, timeout));
+    DAD_RETURN_IF_ERROR(transport.ReceiveFrom(0, kTag, bytes, timeout));
+    return wall - (asked + WallMicros()) / 2;
+  }
+  for (int peer = 1; peer < transport.size(); ++peer) {
+    DAD_RETURN_IF_ERROR(transport.ReceiveFrom(peer, kTag, bytes, timeout));
+    wall = WallMicros();
+    DAD_RETURN_IF_ERROR(transport.SendTo(peer, kTag, bytes, timeout));
+  }
+  return int64_t{0};
+}
+
+}  // namespace
+
+Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
+                             const std::vector<std::vector<int>>& process_sets) {
+  const std::chrono::milliseconds timeout(
+      static_cast<int64_t>(mine.start_timeout_seconds * 1000));
+  const Card card{DAD_VERSION, mine.fusion_bytes, mine.direct_bytes, mine.cache_capacity,
+                  Describe(process_sets)};
+  auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
+  if (!blobs.ok()) return blobs.status();
+
+  const Card first = Decode(blobs.value()[0]);
+  for (int rank = 1; rank < transport.size(); ++rank) {
+    const Card other = Decode(blobs.value()[static_cast<size_t>(rank)]);
+    if (other.version != first.version) {
+      return Status::FailedPrecondition("ranks run different versions of dad: " + first.version +
+                                        " on rank 0, " + other.version + " on rank " +
+                                        std::to_string(rank));
+    }
+    if (other.process_sets != first.process_sets) {
+      return Status::FailedPrecondition("ranks disagree on the process sets of init(): " +
+                                        first.process_sets + " on rank 0, " + other.process_sets +
+                                        " on rank " + std::to_string(rank));
+    }
+  }
+  StartUp start;
+  start.options = mine;
+  if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
+      first.cache_capacity != mine.cache_capacity) {
+    DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "
+                     << first.fusion_bytes << ", direct_bytes " << first.direct_bytes
+                     << ", cache_capacity " << first.cache_capacity;
+  }
+  start.options.fusion_bytes = first.fusion_bytes;
+  start.options.direct_bytes = first.direct_bytes;
+  start.options.cache_capacity = first.cache_capacity;
+  Result<int64_t> offset = ClockOffset(transport, timeout);
+  if (!offset.ok()) return offset.status();
+  start.clock_offset_us = offset.value();
+  return start;
+}
+
+}  // namespace dad

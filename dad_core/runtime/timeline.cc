@@ -1,0 +1,126 @@
+#include "runtime/timeline.h"
+
+#include <cerrno>
+#include <cstring>
+
+#include "runtime/executor.h"
+#include "runtime/request_state.h"
+
+namespace dad {
+namespace {
+
+std::string Upper(const char* text) {
+  std::string upper;
+  for (; *text != '\0'; ++text) {
+    upper += static_cast<char>(toupper(static_cast<unsigned char>(*text)));
+  }
+  return upper;
+}
+
+std::string Escaped(const std::string& text) {
+  std::string out;
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      snprintf(code, sizeof code, "\\u%04x", c);
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out;
+}
+
+// Tracks of different ranks must not meet when their files are joined.
+constexpr int kTracksPerRank = 1000000;
+
+}  // namespace
+
+Status Timeline::Start(const std::string& path, bool mark_cycles) {
+  std::lock_guard lock(mutex_);
+  if (file_ != nullptr) return Status::InvalidArgument("a timeline is being written already");
+  file_ = std::fopen(path.c_str(), "w");
+  if (file_ == nullptr) {
+    return Status::InvalidArgument("timeline " + path + ": " + std::strerror(errno));
+  }
+  mark_cycles_ = mark_cycles;
+  zero_ = Clock::now();
+  tracks_.clear();
+  const auto unix_us = std::chrono::duration_cast<std::chrono::microseconds>(
+                           std::chrono::system_clock::now().time_since_epoch())
+                           .count();
+  std::fprintf(file_,
+               "[\n{\"name\":\"dad_clock\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"rank\":%d,"
+               "\"start_unix_us\":%lld,\"offset_to_rank0_us\":%lld}}",
+               rank_ * kTracksPerRank, rank_, static_cast<long long>(unix_us),
+               static_cast<long long>(offset_us_));
+  on_ = true;
+  return Status::Ok();
+}
+
+Status Timeline::Stop() {
+  std::lock_guard lock(mutex_);
+  on_ = false;
+  if (file_ == nullptr) return Status::Ok();
+  std::fputs("\n]\n", file_);
+  const bool failed = std::ferror(file_) != 0;
+  const bool closed = std::fclose(file_) == 0;
+  file_ = nullptr;
+  return failed || !closed ? Status::Internal("timeline: writing failed") : Status::Ok();
+}
+
+void Timeline::Negotiated(const RequestState& request) {
+  if (!on_) return;
+  Write(request.meta.name, "NEGOTIATE_" + Upper(Name(request.meta.kind)), request.submitted,
+        request.started);
+}
+
+void Timeline::Round(const std::vector<BatchPart>& parts, int round, Clock::time_point started) {
+  if (!on_) return;
+  const Clock::time_point now = Clock::now();
+  for (const BatchPart& part : parts) {
+    if (part.request) Write(part.request->meta.name, "ROUND_" + std::to_string(round), started, now);
+  }
+}
+
+void Timeline::Finished(const RequestState& request) {
+  if (!on_ || request.started == Clock::time_point()) return;
+  Write(request.meta.name, Upper(Name(request.meta.kind)), request.started, Clock::now());
+}
+
+void Timeline::Cycle() {
+  if (!on_) return;
+  std::lock_guard lock(mutex_);
+  if (file_ == nullptr || !mark_cycles_) return;
+  std::fprintf(file_, ",\n{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
+               static_cast<long long>(Micros(Clock::now())), rank_ * kTracksPerRank);
+}
+
+void Timeline::Write(const std::string& tensor, const std::string& what, Clock::time_point from,
+                     Clock::time_point to) {
+  std::lock_guard lock(mutex_);
+  if (file_ == nullptr || from < zero_) return;
+  const int track = TrackOf(tensor);
+  std::fprintf(file_, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
+               what.c_str(), static_cast<long long>(Micros(from)),
+               static_cast<long long>(Micros(to) - Micros(from)), track);
+}
+
+int64_t Timeline::Micros(Clock::time_point at) const {
+  return std::chrono::duration_cast<std::chrono::microseconds>(at - zero_).count();
+}
+
+int Timeline::TrackOf(const std::string& tensor) {
+  const int next = rank_ * kTracksPerRank + 1 + static_cast<int>(tracks_.size());
+  const auto [found, is_new] = tracks_.emplace(tensor, next);
+  if (is_new) {
+    std::fprintf(file_,
+                 ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\","
+                 "\"rank\":%d}}",
+                 next, Escaped(tensor).c_str(), rank_);
+  }
+  return found->second;
+}
+
+}  // namespace dad

@@ -1,0 +1,60 @@
+// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto
+// open it. One file per rank, valid JSON once it is stopped. Thread-safe to start and
+// stop; events come from the worker.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "dad/status.h"
+
+namespace dad {
+
+class RequestState;
+struct BatchPart;
+
+class Timeline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  explicit Timeline(int rank) : rank_(rank) {}
+  ~Timeline() { (void)Stop(); }
+
+  // How far rank 0's clock is ahead of ours, for joining the files of many ranks.
+  void SetOffset(int64_t offset_us) { offset_us_ = offset_us; }
+
+  Status Start(const std::string& path, bool mark_cycles);
+  Status Stop();
+
+  // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move.
+  void Negotiated(const RequestState& request);
+  // ROUND_<n> of everything in a batch.
+  void Round(const std::vector<BatchPart>& parts, int round, Clock::time_point started);
+  // ALLREDUCE: from the first byte to the result.
+  void Finished(const RequestState& request);
+  // An instant on the trace of the whole rank.
+  void Cycle();
+
+ private:
+  void Write(const std::string& tensor, const std::string& what, Clock::time_point from,
+             Clock::time_point to);
+  int64_t Micros(Clock::time_point at) const;
+  int TrackOf(const std::string& tensor);
+
+  const int rank_;
+  int64_t offset_us_ = 0;
+  std::atomic<bool> on_{false};
+  std::mutex mutex_;  // guards all below
+  std::FILE* file_ = nullptr;
+  bool mark_cycles_ = false;
+  Clock::time_point zero_;
+  std::unordered_map<std::string, int> tracks_;
+};
+
+}  // namespace dad

@@ -1,0 +1,53 @@
+// What a lane needs of the world outside: a way to its members and to the
+// clock of the trace. The engine implements it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "runtime/inbox.h"
+#include "util/gather_buffer.h"
+#include "wire/message.h"
+
+namespace dad {
+
+class Timeline;
+
+// Held by every message that references memory of a batch.
+class SendPin {
+ public:
+  SendPin(std::shared_ptr<Inbox> inbox, uint16_t lane, uint64_t batch)
+      : inbox_(std::move(inbox)), lane_(lane), batch_(batch) {}
+  ~SendPin() {
+    if (tell_.load(std::memory_order_acquire)) inbox_->Post(SentEvent{lane_, batch_});
+  }
+  SendPin(const SendPin&) = delete;
+  SendPin& operator=(const SendPin&) = delete;
+
+  void TellWhenReleased() { tell_.store(true, std::memory_order_release); }
+
+ private:
+  const std::shared_ptr<Inbox> inbox_;
+  const uint16_t lane_;
+  const uint64_t batch_;
+  std::atomic<bool> tell_{false};
+};
+
+class WireOut {
+ public:
+  virtual ~WireOut() = default;
+  // `member` counts within the lane.
+  virtual void Send(int member, MessageHeader header, GatherBuffer payload,
+                    std::shared_ptr<void> keep) = 0;
+  // Lets the transport write a message straight to `memory`.
+  virtual void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) = 0;
+  virtual std::shared_ptr<SendPin> MakePin(uint64_t batch) = 0;
+  // The ranks have lost step, or a peer sent nonsense: everything ends.
+  virtual void Fatal(int member, const std::string& why) = 0;
+  virtual Timeline* timeline() = 0;
+};
+
+}  // namespace dad

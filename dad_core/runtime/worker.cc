@@ -1,0 +1,453 @@
+#include "runtime/worker.h"
+
+#include <algorithm>
+#include <future>
+#include <numeric>
+
+#include "util/log.h"
+#include "wire/byte_io.h"
+
+namespace dad {
+namespace {
+
+// How long a rank that shuts down waits for the others to take note.
+constexpr std::chrono::seconds kGoodbyePatience{3};
+// How long the news of a fault may take to leave.
+constexpr std::chrono::milliseconds kAbortFlush{500};
+
+}  // namespace
+
+// A lane's way out: adds the lane's number and translates members to ranks.
+class Worker::LaneWire final : public WireOut {
+ public:
+  LaneWire(Worker* worker, int lane, std::vector<int> ranks)
+      : worker_(worker), lane_(static_cast<uint16_t>(lane)), ranks_(std::move(ranks)) {}
+
+  void Send(int member, MessageHeader header, GatherBuffer payload,
+            std::shared_ptr<void> keep) override {
+    header.lane = lane_;
+    if (header.kind == MessageKind::kData) {
+      worker_->payload_sent_ += static_cast<int64_t>(payload.size());
+    }
+    worker_->transport_->Send(RankOf(member), header, std::move(payload), std::move(keep));
+  }
+  void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) override {
+    worker_->receive_table_.Offer(RankOf(member), lane_, batch, round, memory);
+  }
+  std::shared_ptr<SendPin> MakePin(uint64_t batch) override {
+    return std::make_shared<SendPin>(worker_->inbox_, lane_, batch);
+  }
+  void Fatal(int member, const std::string& why) override { worker_->Abort(RankOf(member), why); }
+  Timeline* timeline() override { return &worker_->timeline_; }
+
+ private:
+  int RankOf(int member) const { return ranks_[static_cast<size_t>(member)]; }
+
+  Worker* const worker_;
+  const uint16_t lane_;
+  const std::vector<int> ranks_;
+};
+
+Worker::Worker(std::unique_ptr<Transport> transport, const Options& options,
+               std::vector<std::vector<int>> process_sets)
+    : transport_(std::move(transport)),
+      options_(options),
+      timeline_(transport_->rank()),
+      peers_(transport_->rank(), transport_->size(),
+             std::chrono::duration<double>(options.timeout_seconds)),
+      stall_watch_(options) {
+  std::vector<int> everybody(static_cast<size_t>(transport_->size()));
+  std::iota(everybody.begin(), everybody.end(), 0);
+  MakeLane(0, everybody);
+  for (const std::vector<int>& ranks : process_sets) MakeLane(next_process_set_++, ranks);
+  thread_ = std::thread([this] { Run(); });
+  transport_->SetSink(this);
+}
+
+Worker::~Worker() {
+  inbox_->Post(ShutdownEvent{});
+  thread_.join();
+  transport_->SetSink(nullptr);
+  transport_->Close();
+}
+
+std::vector<int> Worker::ProcessSetRanks(int id) const {
+  std::lock_guard lock(shared_mutex_);
+  auto found = process_sets_.find(id);
+  return found == process_sets_.end() ? std::vector<int>() : found->second;
+}
+
+std::vector<int> Worker::ProcessSetIds() const {
+  std::lock_guard lock(shared_mutex_);
+  std::vector<int> ids;
+  for (const auto& [id, ranks] : process_sets_) ids.push_back(id);
+  return ids;
+}
+
+Status Worker::health() const {
+  std::lock_guard lock(shared_mutex_);
+  return health_;
+}
+
+void Worker::Run() {
+  std::vector<Event> events;
+  for (;;) {
+    inbox_->Take(NextDeadline(), events);
+    for (Event& event : events) Handle(event);
+    if (!aborted_) {
+      for (auto& [id, slot] : lanes_) slot.lane->Pump();
+    }
+    for (int id : std::exchange(removed_, {})) lanes_.erase(id);
+    const Clock::time_point now = Clock::now();
+    CheckTimers(now);
+    if (abort_wanted_ && !aborted_) DoAbort();
+    if (shutting_down_ && ShutdownDone(now)) break;
+  }
+  // What was posted while we left gets an answer, too.
+  inbox_->Take(Clock::now(), events);
+  for (Event& event : events) Handle(event);
+}
+
+void Worker::Handle(Event& event) {
+  if (auto* submit = std::get_if<SubmitEvent>(&event)) {
+    HandleSubmit(submit->request);
+  } else if (auto* waiting = std::get_if<WaitingEvent>(&event)) {
+    if (Lane* lane = FindLane(waiting->request->request.process_set)) {
+      waiting->polls ? lane->UserPolls(waiting->request) : lane->UserWaits(waiting->request);
+    }
+  } else if (auto* message = std::get_if<MessageEvent>(&event)) {
+    HandleMessage(*message);
+  } else if (auto* lost = std::get_if<PeerLostEvent>(&event)) {
+    if (peers_.Alive(lost->peer)) Abort(lost->peer, lost->why.message());
+  } else if (auto* sent = std::get_if<SentEvent>(&event)) {
+    if (Lane* lane = FindLane(sent->lane)) lane->OnSent(sent->batch);
+  } else if (auto* call = std::get_if<CallEvent>(&event)) {
+    call->call();
+  } else if (!shutting_down_) {
+    BeginShutdown();
+  }
+}
+
+void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
+  if (aborted_) return request->Complete(health());
+  if (shutting_down_) return request->Complete(Status::Aborted("the engine has been shut down"));
+  if (request->meta.kind == OpKind::kJoin) return HandleJoin(request);
+  Lane* lane = FindLane(request->request.process_set);
+  if (lane == nullptr) {
+    return request->Complete(Status::InvalidArgument(
+        "\"" + request->meta.name + "\": process set " +
+        std::to_string(request->request.process_set) +
+        " does not exist or does not contain rank " + std::to_string(transport_->rank())));
+  }
+  lane->Submit(request);
+}
+
+void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
+  if (join_) {
+    return request->Complete(Status::InvalidArgument("join: this rank has joined already"));
+  }
+  if (!FindLane(0)->closed().ok()) return request->Complete(FindLane(0)->closed());
+  join_ = request;
+  for (auto& [id, slot] : lanes_) slot.lane->SetJoined(true);
+}
+
+void Worker::AllJoined(int last_rank) {
+  if (!join_) return;  // a process set whose members have all joined; others have not
+  for (auto& [id, slot] : lanes_) slot.lane->SetJoined(false);
+  join_->result_value = last_rank;
+  std::exchange(join_, nullptr)->Complete(Status::Ok());
+}
+
+void Worker::HandleMessage(MessageEvent& message) {
+  const MessageHeader& header = message.header;
+  peers_.Heard(message.peer, Clock::now());
+  switch (header.kind) {
+    case MessageKind::kNegotiate:
+    case MessageKind::kData: {
+      if (aborted_) return;
+      Lane* lane = FindLane(header.lane);
+      if (lane == nullptr) {
+        // A peer that agreed on a new process set before we did, or the last words
+        // in one that is gone.
+        if (header.lane >= next_process_set_) {
+          unborn_[header.lane].push_back(std::move(message));
+        }
+        return;
+      }
+      lane->OnMessage(lane->MemberOf(message.peer), header, std::move(message.payload));
+      return;
+    }
+    case MessageKind::kPing:
+      return SendControl(message.peer, MessageKind::kPong);
+    case MessageKind::kPong:
+      return;
+    case MessageKind::kGoodbye:
+      return PeerSaidGoodbye(message.peer);
+    case MessageKind::kAbort: {
+      ByteReader in(message.payload.span());
+      const int culprit = in.Value<int32_t>();
+      const std::string why = in.Text();
+      abort_heard_ = true;
+      return Abort(culprit, why);
+    }
+    case MessageKind::kCollective:
+      return;  // never gets here: the transport keeps these
+  }
+}
+
+void Worker::PeerSaidGoodbye(int peer) {
+  if (!peers_.Alive(peer)) return;
+  if (!shutting_down_) SendControl(peer, MessageKind::kGoodbye);
+  peers_.Set(peer, Peers::State::kGone);
+  const Status why = Status::Aborted("rank " + std::to_string(peer) +
+                                     " has shut down; its part in this collective is missing");
+  for (auto& [id, slot] : lanes_) {
+    const int member = slot.lane->MemberOf(peer);
+    if (member >= 0) slot.lane->MemberGone(member, why);
+  }
+  if (join_) std::exchange(join_, nullptr)->Complete(why);
+}
+
+void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
+  MessageHeader header;
+  header.kind = kind;
+  GatherBuffer bytes;
+  bytes.Append(payload);
+  transport_->Send(peer, header, std::move(bytes), nullptr);
+}
+
+void Worker::CheckTimers(Clock::time_point now) {
+  if (aborted_) return;
+  if (now >= next_peer_check_) {
+    const Peers::Verdict verdict = peers_.Check(Awaited(), now);
+    for (int peer : verdict.ping) SendControl(peer, MessageKind::kPing);
+    if (verdict.silent.has_value()) {
+      Abort(*verdict.silent, "gave no sign of life for " +
+                                 std::to_string(static_cast<int64_t>(peers_.timeout().count())) +
+                                 " s");
+    }
+    next_peer_check_ = now + peers_.interval();
+  }
+  if (stall_watch_.enabled() && now >= next_stall_check_) {
+    for (auto& [id, slot] : lanes_) {
+      if (auto reason = stall_watch_.Check(*slot.lane, now)) Abort(-1, *reason);
+    }
+    next_stall_check_ = now + stall_watch_.interval();
+  }
+}
+
+std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
+  if (shutting_down_) return shutdown_deadline_;
+  std::optional<Clock::time_point> deadline;
+  if (aborted_) return deadline;
+  auto sooner = [&](Clock::time_point at) {
+    if (!deadline.has_value() || at < *deadline) deadline = at;
+  };
+  bool waiting = false;
+  for (const auto& [id, slot] : lanes_) {
+    if (auto at = slot.lane->NextDeadline()) sooner(*at);
+    waiting = waiting || slot.lane->busy();
+  }
+  // An idle engine has no timer at all.
+  if (waiting) {
+    sooner(next_peer_check_);
+    if (stall_watch_.enabled()) sooner(next_stall_check_);
+  }
+  return deadline;
+}
+
+std::vector<bool> Worker::Awaited() const {
+  std::vector<bool> awaited(static_cast<size_t>(transport_->size()), false);
+  for (const auto& [id, slot] : lanes_) {
+    const std::vector<bool> members = slot.lane->Awaited();
+    for (size_t m = 0; m < members.size(); ++m) {
+      if (members[m]) awaited[static_cast<size_t>(slot.lane->ranks()[m])] = true;
+    }
+  }
+  if (join_) std::fill(awaited.begin(), awaited.end(), true);
+  return awaited;
+}
+
+void Worker::MakeLane(int id, const std::vector<int>& ranks) {
+  {
+    std::lock_guard lock(shared_mutex_);
+    process_sets_[id] = ranks;
+  }
+  if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
+  LaneSlot slot;
+  slot.wire = std::make_unique<LaneWire>(this, id, ranks);
+  slot.lane =
+      std::make_unique<Lane>(id, ranks, transport_->rank(), options_, slot.wire.get(),
+                             static_cast<LaneOwner*>(this));
+  lanes_[id] = std::move(slot);
+}
+
+Lane* Worker::FindLane(int id) {
+  auto found = lanes_.find(id);
+  return found == lanes_.end() ? nullptr : found->second.lane.get();
+}
+
+void Worker::Completed(const std::shared_ptr<RequestState>& request) {
+  timeline_.Finished(*request);
+  request->Complete(request->first_error);
+}
+
+void Worker::ProcessSetDecided(const RequestMeta& meta,
+                               const std::shared_ptr<RequestState>& mine) {
+  Status status;
+  int64_t value = -1;
+  if (meta.kind == OpKind::kAddProcessSet) {
+    std::vector<int> ranks = meta.ranks;
+    std::sort(ranks.begin(), ranks.end());
+    {
+      std::lock_guard lock(shared_mutex_);
+      for (const auto& [id, existing] : process_sets_) {
+        if (existing != ranks) continue;
+        status = Status::InvalidArgument("a process set of ranks " +
+                                         ToString(Shape(ranks.begin(), ranks.end())) +
+                                         " exists already (" + std::to_string(id) + ")");
+      }
+    }
+    if (status.ok()) {
+      const int id = next_process_set_++;
+      value = id;
+      MakeLane(id, ranks);
+      if (Lane* lane = FindLane(id)) {
+        if (join_) lane->SetJoined(true);
+        for (MessageEvent& early : unborn_[id]) {
+          lane->OnMessage(lane->MemberOf(early.peer), early.header, std::move(early.payload));
+        }
+      }
+      unborn_.erase(id);
+    }
+  } else {
+    const int id = meta.ranks[0];
+    {
+      std::lock_guard lock(shared_mutex_);
+      if (process_sets_.erase(id) == 0) {
+        status = Status::InvalidArgument("there is no process set " + std::to_string(id));
+      }
+    }
+    if (Lane* lane = FindLane(id)) {
+      lane->FailAll(Status::InvalidArgument("process set " + std::to_string(id) +
+                                            " has been removed"));
+      removed_.push_back(id);  // not now: it may be the one that calls us
+    }
+  }
+  if (mine) {
+    mine->result_value = value;
+    mine->Complete(status);
+  }
+}
+
+void Worker::Abort(int culprit, const std::string& why) {
+  if (abort_wanted_ || aborted_) return;
+  abort_wanted_ = true;
+  culprit_ = culprit;
+  abort_reason_ = why;
+}
+
+// The others are told who it was before anything is closed: to them, a rank that
+// closes its connections looks dead itself.
+void Worker::DoAbort() {
+  aborted_ = true;
+  const std::string who =
+      culprit_ < 0 ? ""
+                   : (culprit_ == transport_->rank() ? "this rank (" + std::to_string(culprit_) + ")"
+                                                     : "rank " + std::to_string(culprit_)) +
+                         ": ";
+  const Status status = Status::Aborted(who + abort_reason_);
+  {
+    std::lock_guard lock(shared_mutex_);
+    health_ = status;
+  }
+  DAD_LOG(Error) << "giving up: " << status.message();
+  if (!abort_heard_) {
+    ByteWriter out;
+    out.Value(static_cast<int32_t>(culprit_));
+    out.Text(abort_reason_);
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      if (peer != culprit_ && peers_.Alive(peer)) {
+        SendControl(peer, MessageKind::kAbort, out.bytes());
+      }
+    }
+    (void)transport_->Flush(kAbortFlush);
+  }
+  transport_->Close();
+  receive_table_.Clear();
+  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
+  if (join_) std::exchange(join_, nullptr)->Complete(status);
+}
+
+void Worker::BeginShutdown() {
+  shutting_down_ = true;
+  const Status status = Status::Aborted("the engine has been shut down");
+  if (!aborted_) {
+    for (int peer = 0; peer < transport_->size(); ++peer) {
+      if (peers_.Alive(peer)) SendControl(peer, MessageKind::kGoodbye);
+    }
+  }
+  shutdown_deadline_ = Clock::now() + kGoodbyePatience;
+  receive_table_.Clear();
+  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
+  if (join_) std::exchange(join_, nullptr)->Complete(status);
+}
+
+bool Worker::ShutdownDone(Clock::time_point now) const {
+  if (aborted_ || now >= shutdown_deadline_) return true;
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    if (peers_.Alive(peer)) return false;
+  }
+  return true;
+}
+
+void Worker::CallOnWorker(std::function<void()> call) {
+  std::promise<void> done;
+  inbox_->Post(CallEvent{[&] {
+    call();
+    done.set_value();
+  }});
+  done.get_future().wait();
+}
+
+Stats Worker::GetStats() {
+  Stats stats;
+  CallOnWorker([&] { stats = CollectStats(); });
+  return stats;
+}
+
+Stats Worker::CollectStats() {
+  Stats stats;
+  const TransportCounters counters = transport_->counters();
+  stats.wire_bytes_sent = counters.bytes_sent - counters_at_reset_.bytes_sent;
+  stats.wire_bytes_received = counters.bytes_received - counters_at_reset_.bytes_received;
+  stats.messages_sent = counters.messages_sent - counters_at_reset_.messages_sent;
+  stats.payload_bytes_sent = payload_sent_;
+  stats.control_bytes_sent = stats.wire_bytes_sent - payload_sent_;
+  for (const auto& [id, slot] : lanes_) {
+    stats.negotiations += slot.lane->num_negotiations();
+    stats.predicted_batches += slot.lane->num_predicted();
+    for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
+      stats.tensors.push_back(
+          {name, traffic.steps, traffic.sent, traffic.received, traffic.dense});
+      stats.steps = std::max(stats.steps, traffic.steps);
+      stats.dense_bytes += traffic.dense;
+    }
+  }
+  stats.negotiations -= negotiations_at_reset_;
+  stats.predicted_batches -= predicted_at_reset_;
+  return stats;
+}
+
+void Worker::ResetStats() {
+  CallOnWorker([this] {
+    const Stats now = CollectStats();
+    counters_at_reset_ = transport_->counters();
+    payload_sent_ = 0;
+    negotiations_at_reset_ += now.negotiations;
+    predicted_at_reset_ += now.predicted_batches;
+    for (auto& [id, slot] : lanes_) slot.lane->executor().ResetTraffic();
+  });
+}
+
+}  // namespace dad

@@ -1,0 +1,121 @@
+// The thread of an engine and all that it alone touches: lanes, peers, timers.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "dad/engine.h"
+#include "runtime/inbox.h"
+#include "runtime/lane.h"
+#include "runtime/peers.h"
+#include "runtime/receive_table.h"
+#include "runtime/stall_watch.h"
+#include "runtime/timeline.h"
+#include "transport/transport.h"
+
+namespace dad {
+
+class Worker final : public MessageSink, private LaneOwner {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  Worker(std::unique_ptr<Transport> transport, const Options& options,
+         std::vector<std::vector<int>> process_sets);
+  // Says goodbye, ends the thread, closes the transport.
+  ~Worker() override;
+
+  // Any thread.
+  const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
+  Timeline& timeline() { return timeline_; }
+  std::vector<int> ProcessSetRanks(int id) const;
+  std::vector<int> ProcessSetIds() const;
+  Status health() const;
+  Stats GetStats();
+  void ResetStats();
+
+  // The transport's thread.
+  std::byte* Reserve(int peer, const MessageHeader& header) override {
+    return receive_table_.Take(peer, header);
+  }
+  void Deliver(int peer, const MessageHeader& header, AlignedBuffer payload) override {
+    inbox_->Post(MessageEvent{peer, header, std::move(payload)});
+  }
+  void PeerLost(int peer, const Status& why) override { inbox_->Post(PeerLostEvent{peer, why}); }
+
+ private:
+  class LaneWire;
+  struct LaneSlot {
+    std::unique_ptr<LaneWire> wire;
+    std::unique_ptr<Lane> lane;
+  };
+
+  // All below: the worker's thread.
+  void Run();
+  void Handle(Event& event);
+  void HandleSubmit(const std::shared_ptr<RequestState>& request);
+  void HandleMessage(MessageEvent& message);
+  void HandleJoin(const std::shared_ptr<RequestState>& request);
+  void CheckTimers(Clock::time_point now);
+  std::optional<Clock::time_point> NextDeadline() const;
+  std::vector<bool> Awaited() const;
+  void MakeLane(int id, const std::vector<int>& ranks);
+  Lane* FindLane(int id);
+  void PeerSaidGoodbye(int peer);
+  void SendControl(int peer, MessageKind kind, ByteSpan payload = {});
+  // Gives up: the first reason counts. `culprit` < 0: nobody in particular.
+  void Abort(int culprit, const std::string& why);
+  void DoAbort();
+  void BeginShutdown();
+  bool ShutdownDone(Clock::time_point now) const;
+  Stats CollectStats();
+  void CallOnWorker(std::function<void()> call);
+
+  void Completed(const std::shared_ptr<RequestState>& request) override;
+  void ProcessSetDecided(const RequestMeta& meta,
+                         const std::shared_ptr<RequestState>& mine) override;
+  void AllJoined(int last_rank) override;
+
+  const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
+  const std::unique_ptr<Transport> transport_;
+  const Options options_;
+  Timeline timeline_;
+  ReceiveTable receive_table_;
+
+  mutable std::mutex shared_mutex_;
+  std::map<int, std::vector<int>> process_sets_;  // guarded by shared_mutex_
+  Status health_;                                 // guarded by shared_mutex_
+
+  std::map<int, LaneSlot> lanes_;
+  std::map<int, std::vector<MessageEvent>> unborn_;  // messages of process sets still to come
+  std::vector<int> removed_;  // process sets to be dropped when no lane is at work
+  int next_process_set_ = 1;
+  Peers peers_;
+  StallWatch stall_watch_;
+  Clock::time_point next_stall_check_;
+  Clock::time_point next_peer_check_;
+  std::shared_ptr<RequestState> join_;
+
+  bool abort_wanted_ = false;
+  bool aborted_ = false;
+  int culprit_ = -1;
+  std::string abort_reason_;
+  bool abort_heard_ = false;  // a peer told us: it has told the others, too
+
+  bool shutting_down_ = false;
+  Clock::time_point shutdown_deadline_;
+
+  TransportCounters counters_at_reset_;
+  int64_t payload_sent_ = 0;
+  int64_t negotiations_at_reset_ = 0;
+  int64_t predicted_at_reset_ = 0;
+
+  std::thread thread_;
+};
+
+}  // namespace dad

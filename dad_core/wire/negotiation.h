@@ -1,0 +1,76 @@
+// What ranks tell each other about the requests they have ready.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/tensor_view.h"
+
+namespace dad {
+
+struct TensorMeta {
+  DType dtype = DType::kFloat32;
+  Shape shape;
+};
+
+// All of a request but its data.
+struct RequestMeta {
+  std::string name;
+  OpKind kind = OpKind::kAllReduce;
+  ReduceOp op = ReduceOp::kSum;
+  int root_rank = -1;
+  double prescale = 1.0;
+  double postscale = 1.0;
+  std::string method;
+  uint32_t stream = 0;
+  bool recurring = true;
+  std::vector<TensorMeta> tensors;
+  std::vector<int> ranks;
+};
+
+RequestMeta MetaOf(const Request& request);
+
+// True when the first dimension belongs to each rank and may differ.
+bool FirstDimensionVaries(OpKind kind);
+
+// Empty when the two agree; else what differs, as "shape [10,4] … [10,5]": the
+// value of `a`, then that of `b`.
+struct Difference {
+  std::string what;
+  std::string a;
+  std::string b;
+};
+bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference);
+
+struct NegotiationMessage {
+  // A request that the cache knows: its number says it all.
+  struct Known {
+    uint32_t cache_id = 0;
+    uint32_t phase = 0;
+  };
+  struct Fresh {
+    RequestMeta meta;
+    uint32_t phase = 0;
+  };
+
+  bool joined = false;
+  // Asks all to give up the schedule: `missing` held a batch up, `stale` are not
+  // what they were.
+  bool recall = false;
+  std::vector<uint32_t> missing;
+  std::vector<uint32_t> stale;
+  // In the round after a recall: how often this rank has committed to each batch.
+  std::vector<uint32_t> committed;
+  int64_t fusion_bytes = 0;  // rank 0's counts
+  std::vector<Known> known;
+  std::vector<Fresh> fresh;
+};
+
+std::vector<std::byte> Encode(const NegotiationMessage& message);
+Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes);
+
+}  // namespace dad
