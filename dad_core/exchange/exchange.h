@@ -82,7 +82,8 @@ class Exchange {
   virtual Status Send(int round, int peer, GatherBuffer& out) = 0;
 
   // Bytes that `peer` sends us in `round` when both sides know it beforehand,
-  // -1 when the message has to say so.
+  // -1 when the message has to say so. Both sides must judge alike: -1 depends on
+  // the round alone, except that what a joined rank sends or gets is known.
   virtual int64_t ReceiveBytes(int round, int peer) const = 0;
 
   // Memory that the bytes of `peer` in `round` may be written into as they come,

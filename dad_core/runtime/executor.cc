@@ -105,7 +105,8 @@ Status Executor::SendRound(Batch& batch) {
       Exchange& exchange = *part.exchange;
       if (batch.round >= exchange.num_rounds()) continue;
       const size_t before = payload.size();
-      const bool says_length = exchange.ReceiveBytes(batch.round, member_) < 0;
+      const bool says_length =
+          exchange.ReceiveBytes(batch.round, member_) < 0 && !batch.group.Joined(peer);
       const size_t length = says_length ? payload.ReserveLength() : 0;
       const size_t content = payload.size();
       DAD_RETURN_IF_ERROR(exchange.Send(batch.round, peer, payload));

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "dad/engine.h"
+#include "dad/plugins.h"
 #include "dad/status.h"
 #include "transport/transport.h"
 
@@ -38,11 +39,5 @@ inline void WritePluginError(const Status& status, char* error, size_t error_siz
 // not there.
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options);
-
-// OK, or why not: "libdad_mpi_openmpi.so: libmpi.so.40: cannot open ...".
-Status PluginAvailable(const std::string& name, const std::string& plugin_dir);
-
-// What an available plug-in says of itself.
-Result<std::string> DescribePlugin(const std::string& name, const std::string& plugin_dir);
 
 }  // namespace dad

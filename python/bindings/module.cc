@@ -1,0 +1,213 @@
+// dad._lib._core: the core without any framework. Every call that may wait gives
+// up the GIL; a failed status becomes the exception that dad.errors has for it.
+#include <dlfcn.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "dad/engine.h"
+#include "dad/plugins.h"
+
+namespace py = pybind11;
+
+namespace {
+
+using dad::Status;
+
+void Check(const Status& status) {
+  if (status.ok()) return;
+  py::object error = py::module_::import("dad.errors")
+                         .attr("from_status")(static_cast<int>(status.code()), status.message());
+  PyErr_SetObject(reinterpret_cast<PyObject*>(Py_TYPE(error.ptr())), error.ptr());
+  throw py::error_already_set();
+}
+
+std::shared_ptr<dad::Engine> Running() {
+  std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
+  if (!engine) throw py::value_error("dad has not been initialized: call init() first");
+  return engine;
+}
+
+template <typename T>
+T Get(const py::dict& from, const char* key, T otherwise) {
+  return from.contains(key) ? from[key].cast<T>() : otherwise;
+}
+
+dad::World WorldFrom(const py::dict& from) {
+  dad::World world;
+  world.rank = Get(from, "rank", 0);
+  world.size = Get(from, "size", 1);
+  world.local_rank = Get(from, "local_rank", 0);
+  world.local_size = Get(from, "local_size", 1);
+  world.cross_rank = Get(from, "cross_rank", 0);
+  world.cross_size = Get(from, "cross_size", 1);
+  world.hostname = Get<std::string>(from, "hostname", "");
+  world.rendezvous = Get<std::string>(from, "rendezvous", "");
+  world.generation = Get<std::string>(from, "generation", "0");
+  world.transport = Get<std::string>(from, "transport", "");
+  world.plugin_dir = Get<std::string>(from, "plugin_dir", "");
+  return world;
+}
+
+// Plug-ins lie beside this module.
+std::string PluginDir() {
+  Dl_info info{};
+  dladdr(reinterpret_cast<void*>(&PluginDir), &info);
+  const std::string path = info.dli_fname == nullptr ? "" : info.dli_fname;
+  return path.substr(0, path.find_last_of('/'));
+}
+
+void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
+  dad::World world = WorldFrom(from);
+  dad::Result<dad::Options> options =
+      dad::Options::FromEnvironment([](const char* name) { return std::getenv(name); });
+  Check(options.status());
+  if (world.transport.empty()) world.transport = options.value().transport;
+  if (world.plugin_dir.empty()) world.plugin_dir = PluginDir();
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = dad::InitProcess(world, options.value(), std::move(process_sets));
+  }
+  Check(status);
+}
+
+// Submits a request that carries no tensor and waits for it.
+int64_t RunBare(dad::Request request) {
+  std::shared_ptr<dad::Engine> engine = Running();
+  std::shared_ptr<dad::Ticket> ticket;
+  Status status;
+  {
+    py::gil_scoped_release release;
+    ticket = engine->Submit(std::move(request));
+    status = ticket->Wait();
+  }
+  Check(status);
+  return ticket->value();
+}
+
+std::string Numbered(const char* what) {
+  static int64_t number = 0;
+  return std::string(what) + ".noname." + std::to_string(++number);
+}
+
+dad::Request Bare(dad::OpKind kind, int process_set = 0, std::vector<int> ranks = {}) {
+  dad::Request request;
+  request.kind = kind;
+  // Barriers of one process set are told apart by their order; so are changes of sets.
+  request.name = kind == dad::OpKind::kBarrier ? "barrier" : Numbered(dad::Name(kind));
+  request.recurring = kind == dad::OpKind::kBarrier;
+  request.process_set = process_set;
+  request.ranks = std::move(ranks);
+  return request;
+}
+
+py::dict StatsAsDict() {
+  std::shared_ptr<dad::Engine> engine = Running();
+  dad::Stats stats;
+  {
+    py::gil_scoped_release release;
+    stats = engine->GetStats();
+  }
+  py::dict tensors;
+  for (const dad::TensorStats& tensor : stats.tensors) {
+    py::dict row;
+    row["steps"] = tensor.steps;
+    row["wire_bytes_sent"] = tensor.wire_bytes_sent;
+    row["wire_bytes_received"] = tensor.wire_bytes_received;
+    row["dense_bytes"] = tensor.dense_bytes;
+    row["ratio"] = tensor.wire_bytes_sent > 0
+                       ? py::object(py::float_(static_cast<double>(tensor.dense_bytes) /
+                                               static_cast<double>(tensor.wire_bytes_sent)))
+                       : py::object(py::none());
+    tensors[py::str(tensor.name)] = row;
+  }
+  py::dict all;
+  all["steps"] = stats.steps;
+  all["wire_bytes_sent"] = stats.wire_bytes_sent;
+  all["wire_bytes_received"] = stats.wire_bytes_received;
+  all["payload_bytes_sent"] = stats.payload_bytes_sent;
+  all["control_bytes_sent"] = stats.control_bytes_sent;
+  all["messages_sent"] = stats.messages_sent;
+  all["dense_bytes"] = stats.dense_bytes;
+  all["ratio"] = stats.wire_bytes_sent > 0
+                     ? py::object(py::float_(static_cast<double>(stats.dense_bytes) /
+                                             static_cast<double>(stats.wire_bytes_sent)))
+                     : py::object(py::none());
+  all["negotiations"] = stats.negotiations;
+  all["predicted_batches"] = stats.predicted_batches;
+  all["tensors"] = tensors;
+  return all;
+}
+
+bool Homogeneous() {
+  // Hosts with different numbers of ranks give some rank a size that the product misses.
+  const dad::World world = Running()->world();
+  return world.local_size * world.cross_size == world.size;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_core, m) {
+  m.doc() = "The core of dad: engine, settings, statistics.";
+
+  m.def("init", &Init, py::arg("world"), py::arg("process_sets"));
+  m.def("shutdown", &dad::ShutdownProcess, py::call_guard<py::gil_scoped_release>());
+  m.def("is_initialized", [] { return dad::ProcessEngine() != nullptr; });
+  m.def("rank", [] { return Running()->world().rank; });
+  m.def("size", [] { return Running()->world().size; });
+  m.def("local_rank", [] { return Running()->world().local_rank; });
+  m.def("local_size", [] { return Running()->world().local_size; });
+  m.def("cross_rank", [] { return Running()->world().cross_rank; });
+  m.def("cross_size", [] { return Running()->world().cross_size; });
+  m.def("is_homogeneous", &Homogeneous);
+
+  m.def("start_timeline", [](const std::string& path, bool mark_cycles) {
+    Check(Running()->StartTimeline(path, mark_cycles));
+  });
+  m.def("stop_timeline", [] { Check(Running()->StopTimeline()); });
+  m.def("stats", &StatsAsDict);
+  m.def("reset_stats", [] {
+    std::shared_ptr<dad::Engine> engine = Running();
+    py::gil_scoped_release release;
+    engine->ResetStats();
+  });
+  m.def("option_table", [] {
+    py::list rows;
+    for (const dad::OptionInfo& row : dad::OptionTable()) {
+      rows.append(py::make_tuple(row.name, row.default_value, row.dad_variable,
+                                 row.horovod_variable, row.meaning));
+    }
+    return rows;
+  });
+
+  m.def("add_process_set", [](std::vector<int> ranks) {
+    return RunBare(Bare(dad::OpKind::kAddProcessSet, 0, std::move(ranks)));
+  });
+  m.def("remove_process_set",
+        [](int id) { RunBare(Bare(dad::OpKind::kRemoveProcessSet, 0, {id})); });
+  m.def("process_set_ranks", [](int id) { return Running()->ProcessSetRanks(id); });
+  m.def("process_set_ids", [] { return Running()->ProcessSetIds(); });
+  m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
+  m.def(
+      "barrier", [](int process_set) { RunBare(Bare(dad::OpKind::kBarrier, process_set)); },
+      py::arg("process_set") = 0);
+
+  m.def("plugin_status", [](const std::string& name) {
+    const Status status = dad::PluginAvailable(name, PluginDir());
+    if (!status.ok()) return py::make_tuple(false, status.message());
+    dad::Result<std::string> text = dad::DescribePlugin(name, PluginDir());
+    return py::make_tuple(true, text.ok() ? text.value() : text.status().message());
+  });
+  m.def("mpi_bootstrap", [](const std::string& mine) {
+    dad::Result<std::string> text = [&] {
+      py::gil_scoped_release release;
+      return dad::MpiBootstrap(mine, PluginDir());
+    }();
+    Check(text.status());
+    return text.value();
+  });
+}
