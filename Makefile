@@ -1,6 +1,6 @@
 # The commands of this project. `make help` lists them.
 VENV := .venv
-PYTHON_FILES := python tests examples scripts setup.py $(wildcard benchmarks tools)
+PYTHON_FILES := python tests examples scripts setup.py tools/netlab $(wildcard benchmarks)
 CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tools benchmarks)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc')
 
