@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import deque
 from pathlib import Path
@@ -11,8 +10,6 @@ from typing import BinaryIO, Protocol, TextIO
 TAIL_LINES = 20
 # A line without an end is passed on in pieces of this size.
 MAX_LINE_BYTES = 1 << 16
-# A carriage return ends a line too, so that progress bars move.
-_LINE = re.compile(rb"[^\r\n]*(?:\r\n|\n|\r)")
 
 
 class ByteSink(Protocol):
@@ -62,16 +59,12 @@ class RankStream:
         if self._copy is not None:
             self._copy.write(data)
             self._copy.flush()
-        self._rest += data
-        end = 0
-        lines = []
-        for match in _LINE.finditer(self._rest):
-            # "\r" at the end of what has come so far may be the first half of "\r\n".
-            if match.group().endswith(b"\r") and match.end() == len(self._rest):
-                break
-            lines.append(match.group())
-            end = match.end()
-        self._rest = self._rest[end:]
+        # A carriage return ends a line too, so that progress bars move.
+        lines = (self._rest + data).splitlines(keepends=True)
+        self._rest = b""
+        # "\r" at the end of what has come so far may be the first half of "\r\n".
+        if lines and not lines[-1].endswith(b"\n"):
+            self._rest = lines.pop()
         if len(self._rest) >= MAX_LINE_BYTES:
             lines.append(self._rest + b"\n")
             self._rest = b""

@@ -1,0 +1,281 @@
+"""dadrun with real processes on this machine."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dad
+from dad.runner.output import RankStream
+from dad.runner.remote import CHILD
+
+PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
+DADRUN = [sys.executable, "-m", "dad.runner.cli"]
+
+
+def environment(**more):
+    path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
+    return os.environ | {"PYTHONPATH": path} | more
+
+
+def dadrun(*args, timeout=30, **variables):
+    return subprocess.run(
+        [*DADRUN, *args], env=environment(**variables), capture_output=True, text=True, timeout=timeout
+    )
+
+
+def start_dadrun(*args):
+    return subprocess.Popen(
+        [*DADRUN, *args], env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def marked_processes(mark):
+    """All living processes that carry `mark` on their command line."""
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if process.info["status"] != psutil.STATUS_ZOMBIE and mark in (process.info["cmdline"] or []):
+            found.append(process)
+    return found
+
+
+def wait_until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def sleeping_child(mark):
+    """Code that starts a process which nobody waits for."""
+    command = f"[sys.executable, '-c', 'import time; time.sleep(600)', '{mark}']"
+    return f"import subprocess, sys; subprocess.Popen({command})"
+
+
+def sleeper(mark):
+    """A rank that starts a process of its own; both carry the mark."""
+    return [sys.executable, "-c", f"{sleeping_child(mark)}; import time; time.sleep(600)", mark]
+
+
+def test_workers_see_their_place():
+    code = (
+        "import json, os; print(json.dumps({k: v for k, v in os.environ.items()"
+        " if k.startswith(('DAD_', 'HOROVOD_', 'PYTHONUNB'))}))"
+    )
+    done = dadrun("-np", "2", "--compression", "fp16", sys.executable, "-c", code, DAD_RANK="77")
+    assert done.returncode == 0, done.stderr
+    for rank in (0, 1):
+        (line,) = [x for x in done.stdout.splitlines() if x.startswith(f"[{rank}]<stdout>:")]
+        seen = json.loads(line.partition(":")[2])
+        for family in ("DAD", "HOROVOD"):
+            assert seen[f"{family}_RANK"] == seen[f"{family}_LOCAL_RANK"] == str(rank)
+            assert seen[f"{family}_SIZE"] == seen[f"{family}_LOCAL_SIZE"] == "2"
+            assert (seen[f"{family}_CROSS_RANK"], seen[f"{family}_CROSS_SIZE"]) == ("0", "1")
+            assert seen[f"{family}_HOSTNAME"] == "localhost"
+            assert seen[f"{family}_GLOO_IFACE"] == "lo"
+        address = f"{seen['HOROVOD_GLOO_RENDEZVOUS_ADDR']}:{seen['HOROVOD_GLOO_RENDEZVOUS_PORT']}"
+        assert seen["DAD_RENDEZVOUS"] == f"http://{address}"
+        assert seen["HOROVOD_CONTROLLER"] == seen["HOROVOD_CPU_OPERATIONS"] == "gloo"
+        assert (seen["PYTHONUNBUFFERED"], seen["DAD_COMPRESSION"]) == ("1", "fp16")
+
+
+# ---- output
+
+
+class Sink:
+    def __init__(self):
+        self.data = b""
+
+    def write(self, data):
+        self.data += data
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize("pieces", [[b"a\nb\r\nc\rd"], [b"a", b"\nb\r", b"\nc\r", b"d"]])
+def test_every_line_has_a_prefix_however_it_arrives(pieces):
+    sink = Sink()
+    stream = RankStream(3, "stderr", sink)
+    for piece in pieces:
+        stream.feed(piece)
+    stream.close()
+    assert sink.data == b"[3]<stderr>:a\n[3]<stderr>:b\r\n[3]<stderr>:c\r[3]<stderr>:d\n"
+    assert list(stream.tail) == ["a", "b", "c", "d"]
+
+
+def test_line_without_an_end_does_not_pile_up():
+    sink = Sink()
+    stream = RankStream(0, "stdout", sink, prefix=False)
+    for _ in range(100):
+        stream.feed(b"x" * 10_000)
+    assert len(sink.data) > 900_000
+
+
+def test_output_goes_to_files_too(tmp_path):
+    code = "import os, sys; print('out', os.environ['DAD_RANK']); print('err', file=sys.stderr)"
+    out = tmp_path / "logs"
+    done = dadrun("-np", "11", "--output-filename", str(out), "-prefix-timestamp", sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert sorted(place.name for place in out.iterdir()) == [f"rank.{rank:02d}" for rank in range(11)]
+    assert (out / "rank.07" / "stdout").read_text() == "out 7\n"
+    assert (out / "rank.10" / "stderr").read_text() == "err\n"
+    assert "[7]<stdout>:out 7" in done.stdout
+    assert time.asctime()[:3] in done.stdout
+
+
+# ---- the end
+
+
+@pytest.mark.parametrize(
+    ("how", "code", "text"),
+    [
+        ("raise ValueError('no luck')", 1, "exit code 1"),
+        ("sys.exit(7)", 7, "exit code 7"),
+        ("os.kill(os.getpid(), 9)", 137, "killed by signal 9 (SIGKILL)"),
+        ("os.abort()", 134, "(SIGABRT)"),
+    ],
+)
+def test_one_failure_ends_all_and_is_explained(how, code, text):
+    mark = f"mark-{os.getpid()}-{code}"
+    script = (
+        "import os, sys, time\n"
+        f"if os.environ['DAD_RANK'] == '1':\n print('hm', file=sys.stderr)\n {how}\n"
+        "time.sleep(600)"
+    )
+    start = time.monotonic()
+    done = dadrun("-np", "3", sys.executable, "-c", script, mark)
+    assert time.monotonic() - start < 8
+    assert done.returncode == code
+    block = done.stderr[done.stderr.index("dadrun: ") :]
+    assert block.startswith("dadrun: rank 1 on localhost failed: ")
+    assert text in block
+    assert "    hm" in block
+    assert "the other 2 ranks were stopped" in block
+    assert marked_processes(mark) == []
+
+
+def test_rank_killed_by_a_signal_is_named_before_those_that_noticed():
+    # Rank 1 leaves a process behind that takes its time, so rank 0's failure is seen first.
+    script = (
+        "import os, signal, subprocess, sys, time\n"
+        "if os.environ['DAD_RANK'] == '1':\n"
+        " subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(15, lambda *a: None); "
+        "[time.sleep(0.1) for _ in range(10)]'])\n"
+        " time.sleep(0.5)\n"
+        " os.kill(os.getpid(), 9)\n"
+        "time.sleep(0.8)\n"
+        "sys.exit('my peer is gone')\n"
+    )
+    done = dadrun("-np", "2", sys.executable, "-c", script)
+    assert done.returncode == 137
+    assert "rank 1 on localhost failed: killed by signal 9" in done.stderr
+
+
+def test_rank_that_ignores_sigterm_is_killed():
+    mark = f"mark-{os.getpid()}-stubborn"
+    script = (
+        "import os, signal, time\n"
+        "signal.signal(15, signal.SIG_IGN)\n"
+        "if os.environ['DAD_RANK'] == '1':\n time.sleep(0.5); os._exit(3)\n"
+        "time.sleep(600)"
+    )
+    start = time.monotonic()
+    assert dadrun("-np", "2", sys.executable, "-c", script, mark).returncode == 3
+    assert 4 < time.monotonic() - start < 12
+    assert marked_processes(mark) == []
+
+
+def test_command_that_does_not_exist():
+    done = dadrun("-np", "2", "no-such-command")
+    assert done.returncode == 127
+    assert "cannot start no-such-command: No such file or directory" in done.stderr
+
+
+def test_what_a_rank_leaves_running_ends_with_it():
+    mark = f"mark-{os.getpid()}-left"
+    assert dadrun("-np", "2", sys.executable, "-c", sleeping_child(mark)).returncode == 0
+    assert marked_processes(mark) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+def test_signal_to_the_launcher_leaves_nothing_behind(number, code):
+    mark = f"mark-{os.getpid()}-{code}"
+    job = start_dadrun("-np", "2", *sleeper(mark))
+    wait_until(lambda: len(marked_processes(mark)) >= 5)  # two ranks with a child each, and the launcher
+    job.send_signal(number)
+    assert job.wait(10) == code
+    assert marked_processes(mark) == []
+
+
+def test_second_ctrl_c_kills_at_once():
+    mark = f"mark-{os.getpid()}-twice"
+    script = (
+        "import signal, time\n"
+        "for number in (2, 15): signal.signal(number, signal.SIG_IGN)\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    job = start_dadrun("-np", "2", sys.executable, "-c", script, mark)
+    for _ in range(2):
+        assert "up" in job.stdout.readline()
+    job.send_signal(signal.SIGINT)
+    time.sleep(0.5)
+    start = time.monotonic()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(10) == 130
+    assert time.monotonic() - start < 2
+    assert marked_processes(mark) == []
+
+
+def test_killed_launcher_leaves_nothing_behind():
+    mark = f"mark-{os.getpid()}-killed"
+    job = start_dadrun("-np", "2", *sleeper(mark))
+    wait_until(lambda: len(marked_processes(mark)) >= 5)
+    job.kill()
+    job.wait()
+    wait_until(lambda: not marked_processes(mark))
+
+
+def test_reader_that_goes_away_ends_the_job():
+    mark = f"mark-{os.getpid()}-head"
+    script = "import time\nwhile True: print('x' * 1000, flush=True); time.sleep(0.01)"
+    job = start_dadrun("-np", "2", sys.executable, "-c", script, mark)
+    job.stdout.readline()
+    job.stdout.close()
+    assert job.wait(15) == 141
+    assert marked_processes(mark) == []
+
+
+def test_child_ends_its_rank_after_silence():
+    spec = json.dumps({"command": ["sleep", "600"], "silence_seconds": 0.5}).encode()
+    child = subprocess.Popen([sys.executable, "-I", "-S", str(CHILD)], stdin=subprocess.PIPE)
+    child.stdin.write(b"%d\n" % len(spec) + spec)
+    child.stdin.flush()
+    assert child.wait(10) == 143
+    child.stdin.close()
+
+
+# ---- what is there
+
+
+def test_version_and_check_build_work_without_a_build():
+    assert dadrun("--version").stdout.strip() == dad.__version__
+    done = dadrun("--check-build")
+    assert done.returncode == 0
+    for word in (
+        "Available Frameworks",
+        "PyTorch",
+        "Available Controllers",
+        "Gloo",
+        "Available Tensor Operations",
+    ):
+        assert word in done.stdout

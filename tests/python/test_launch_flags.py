@@ -1,0 +1,225 @@
+"""What dadrun makes of its flags: hosts, variables, mpirun's command. Starts nothing."""
+
+import pytest
+
+from dad.runner.cli import main
+from dad.runner.errors import LaunchError
+from dad.runner.flags import make_parser
+from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
+from dad.runner.launch import LaunchPlan
+from dad.runner.mpi import mpich_command, openmpi_command
+from dad.runner.remote import exportable
+from dad.runner.settings import read_config_file, variables_from
+from dad.runner.ssh import SshOptions
+
+# ---- hosts
+
+
+def test_hosts_are_parsed():
+    assert parse_hosts("a:2, b:4,c") == [Host("a", 2), Host("b", 4), Host("c", 1)]
+
+
+@pytest.mark.parametrize("text", ["", "a:0", "a:x", "a:1,a:2", ":3", "a b"])
+def test_bad_hosts_are_refused(text):
+    with pytest.raises(LaunchError):
+        parse_hosts(text)
+
+
+def test_hostfile(tmp_path):
+    (tmp_path / "hosts").write_text("# mine\na slots=2\n\nb:3  # fast\nc\n")
+    assert parse_hostfile(str(tmp_path / "hosts")) == [Host("a", 2), Host("b", 3), Host("c", 1)]
+    (tmp_path / "hosts").write_text("a slots=2\nb slots=many\n")
+    with pytest.raises(LaunchError, match="line 2"):
+        parse_hostfile(str(tmp_path / "hosts"))
+
+
+def test_ranks_fill_hosts_in_order():
+    slots = assign_ranks([Host("a", 3), Host("b", 2)], None)
+    assert [(s.host, s.local_rank, s.local_size) for s in slots] == [
+        ("a", 0, 3),
+        ("a", 1, 3),
+        ("a", 2, 3),
+        ("b", 0, 2),
+        ("b", 1, 2),
+    ]
+    assert [(s.cross_rank, s.cross_size) for s in slots] == [(0, 2), (0, 2), (0, 1), (1, 2), (1, 2)]
+
+
+def test_fewer_processes_than_slots_starts_exactly_that_many():
+    assert [s.host for s in assign_ranks([Host("a", 2), Host("b", 2)], 3)] == ["a", "a", "b"]
+
+
+def test_more_processes_than_slots_says_what_to_do():
+    with pytest.raises(LaunchError, match="a:5.*-np 2"):
+        assign_ranks([Host("a", 2)], 5)
+
+
+# ---- flags and the environment
+
+
+def parse(*args):
+    return make_parser().parse_args([*args, "python", "train.py", "--verbose"])
+
+
+def test_flags_become_variables_of_both_names():
+    args = parse(
+        *(
+            "--fusion-threshold-mb",
+            "32",
+            "--cycle-time-ms",
+            "2.5",
+            "--cache-capacity",
+            "9",
+            "--no-stall-check",
+        ),
+        *("--timeline-filename", "t.json", "--log-level", "debug", "--log-without-timestamp", "--autotune"),
+        *("--gloo-timeout-seconds", "7", "--start-timeout", "11", "--no-hierarchical-allreduce", "--tcp"),
+        *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan"),
+    )
+    assert args.command == ["python", "train.py", "--verbose"]
+    assert not args.verbose
+    assert variables_from(args) == {
+        "DAD_FUSION_BYTES": "33554432",
+        "HOROVOD_FUSION_THRESHOLD": "33554432",
+        "DAD_CYCLE_TIME_MS": "2.5",
+        "HOROVOD_CYCLE_TIME": "2.5",
+        "DAD_CACHE_CAPACITY": "9",
+        "HOROVOD_CACHE_CAPACITY": "9",
+        "DAD_STALL_CHECK_DISABLE": "1",
+        "HOROVOD_STALL_CHECK_DISABLE": "1",
+        "DAD_TIMELINE": "t.json",
+        "HOROVOD_TIMELINE": "t.json",
+        "DAD_LOG_LEVEL": "DEBUG",
+        "HOROVOD_LOG_LEVEL": "DEBUG",
+        "DAD_LOG_HIDE_TIME": "1",
+        "HOROVOD_LOG_HIDE_TIME": "1",
+        "DAD_AUTOTUNE": "1",
+        "HOROVOD_AUTOTUNE": "1",
+        "DAD_TIMEOUT_SECONDS": "7",
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "7",
+        "DAD_START_TIMEOUT": "11.0",
+        "HOROVOD_START_TIMEOUT": "11.0",
+        "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
+        "NCCL_IB_DISABLE": "1",
+        "DAD_COMPRESSION": "rank_dad:rank=4",
+        "DAD_REPORT": "r.json",
+        "DAD_PLAN": "1",
+    }
+
+
+def test_no_flags_set_nothing():
+    assert variables_from(parse()) == {}
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "-np 2 -H a:1,b:1 -p 22 -i key --network-interfaces eth0,eth1 --disable-cache --verbose",
+        "--num-proc 2 -hostfile hosts --network-interface a --network-interface b -prefix-timestamp",
+        "--gloo --mpi-threads-disable --num-nccl-streams 1 --thread-affinity 0 --binding-args=-bind-to",
+        "--mpi --mpi-args=-x --log-hide-timestamp --torus-allreduce --hierarchical-allgather",
+        "--autotune-log-file f --autotune-warmup-samples 1 --autotune-steps-per-sample 1 --no-autotune",
+        "--autotune-bayes-opt-max-samples 1 --autotune-gaussian-process-noise 0.1 --timeline-mark-cycles",
+        "--stall-check-warning-time-seconds 1 --stall-check-shutdown-time-seconds 2 --stall-check",
+        "--min-np 1 --max-np 2 --slots-per-host 1 --elastic-timeout 1 --reset-limit 1",
+        "--host-discovery-script s --blacklist-cooldown-range 1 2 --min-num-proc 1 --max-num-proc 2",
+        "-cb",
+        "-v",
+    ],
+)
+def test_flags_of_horovodrun_are_accepted(flags):
+    assert parse(*flags.split()).command == ["python", "train.py", "--verbose"]
+
+
+def test_config_file_fills_what_no_flag_has_set(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "controller: mpi\n"
+        "params: {fusion_threshold_mb: 8, cycle_time_ms: 3}\n"
+        "autotune: {enabled: true, log_file: a.csv}\n"
+        "timeline: {filename: t.json, mark_cycles: true}\n"
+        "stall_check: {enabled: false, warning_time_seconds: 5}\n"
+        "library_options: {gloo_timeout_seconds: 12}\n"
+        "logging: {level: INFO, with_timestamp: false}\n"
+    )
+    args = parse("--config-file", str(config), "--cycle-time-ms", "1")
+    read_config_file(args)
+    variables = variables_from(args)
+    assert args.controller == "mpi"
+    assert variables["DAD_CYCLE_TIME_MS"] == "1"
+    assert variables["DAD_FUSION_BYTES"] == str(8 << 20)
+    assert variables["DAD_AUTOTUNE_LOG"] == "a.csv"
+    assert variables["HOROVOD_TIMELINE_MARK_CYCLES"] == "1"
+    assert variables["DAD_STALL_CHECK_DISABLE"] == "1"
+    assert variables["DAD_TIMEOUT_SECONDS"] == "12"
+    assert variables["HOROVOD_LOG_HIDE_TIME"] == "1"
+
+
+@pytest.mark.parametrize("text", ["parms: {a: 1}", "params: {fusion: 1}", "controller: tcp", "[", "3"])
+def test_mistake_in_the_config_file_is_an_error(tmp_path, text):
+    (tmp_path / "c").write_text(text)
+    with pytest.raises(LaunchError):
+        read_config_file(parse("--config-file", str(tmp_path / "c")))
+
+
+@pytest.mark.parametrize("flags", ["--min-np 1", "--host-discovery-script s", "--max-np 3"])
+def test_elastic_flags_give_one_clear_line(capsys, flags):
+    assert main(["-np", "2", *flags.split(), "true"]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert len(error) == 1
+    assert "elastic launching is not available" in error[0]
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (["true"], "-np"),
+        (["-np", "2"], "no command"),
+        (["-np", "0", "true"], "-np 0"),
+        (["-np", "3", "-H", "localhost:2", "true"], "2 slots"),
+        (["-hostfile", "/nowhere", "true"], "/nowhere"),
+        (["--jsrun", "-np", "1", "true"], "--mpi"),
+    ],
+)
+def test_mistakes_say_what_to_type(capsys, args, text):
+    assert main(args) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("dadrun: ")
+    assert text in error
+
+
+def test_what_stays_on_this_host():
+    assert exportable({"A": "1", "OLDPWD": "/", "CUDA_VISIBLE_DEVICES": "0", "BASH_FUNC_x%%": "()"}) == {
+        "A": "1"
+    }
+
+
+# ---- MPI's command line
+
+
+def mpi_plan():
+    hosts = [Host("a", 2), Host("b", 4)]
+    plan = LaunchPlan(hosts, ["python", "x.py"], 3, ssh=SshOptions(2222, "key"), interfaces="eth0")
+    return plan, assign_ranks(hosts, 3)
+
+
+def test_command_for_open_mpi():
+    plan, slots = mpi_plan()
+    command = openmpi_command(
+        "mpirun", plan, slots, {"PATH": "/bin", "BAD-NAME": "", "OLDPWD": ""}, "--mca x y", None
+    )
+    text = " ".join(command)
+    assert text.startswith("mpirun -np 3 --host a:2,b:1 --bind-to none --map-by slot")
+    assert text.endswith("-x PATH --mca x y python x.py")
+    assert "--mca btl_tcp_if_include eth0" in text
+    assert command[command.index("plm_rsh_args") + 1] == "-p 2222 -i key"
+
+
+def test_command_for_mpich():
+    plan, slots = mpi_plan()
+    environment = {}
+    command = mpich_command("mpiexec", plan, slots, environment, None, "-bind-to core")
+    assert " ".join(command).startswith(
+        "mpiexec -np 3 -hosts a:2,b:1 -prepend-rank -bind-to core -iface eth0"
+    )
+    assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i key"
