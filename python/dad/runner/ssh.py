@@ -54,7 +54,7 @@ def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | N
         except FileNotFoundError:
             return "there is no ssh on this machine; install it: apt-get install openssh-client"
         except subprocess.TimeoutExpired:
-            return f"no answer within {timeout:.0f} s"
+            return f"no answer within {timeout:g} s"
         if answer.returncode == 0:
             return None
         lines = [line for line in answer.stderr.splitlines() if line and not line.startswith("Warning:")]

@@ -1,0 +1,200 @@
+"""dadrun over ssh, against an sshd of our own on another port.
+
+The names node1 and node2 mean this machine to ssh alone, by its configuration, so dadrun takes
+them for other hosts.
+"""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dad
+from dad.runner.remote import remote_shell_command
+from dad.runner.ssh import SshOptions, check_host
+
+SSHD = shutil.which("sshd", path=os.environ.get("PATH", "") + ":/usr/sbin")
+pytestmark = pytest.mark.skipif(
+    SSHD is None or shutil.which("ssh") is None or os.geteuid() != 0,
+    reason="needs root, ssh and sshd (apt-get install openssh-server openssh-client)",
+)
+PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
+DADRUN = [sys.executable, "-m", "dad.runner.cli"]
+
+
+@pytest.fixture(scope="module")
+def ssh_environment(tmp_path_factory):
+    """The environment in which `ssh node1` reaches our sshd."""
+    place = tmp_path_factory.mktemp("ssh")
+    for key in ("host_key", "user_key"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", place / key], check=True)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (place / "sshd_config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {place}/host_key\nPidFile none\nUsePAM no\n"
+        f"AuthorizedKeysFile {place}/user_key.pub\nStrictModes no\nPermitRootLogin yes\nMaxStartups 100\n"
+    )
+    (place / "ssh_config").write_text(
+        f"Host node1 node2\n HostName 127.0.0.1\n Port {port}\n IdentityFile {place}/user_key\n"
+        "Host badkey\n HostName 127.0.0.1\n"
+        f" Port {port}\n IdentitiesOnly yes\n IdentityFile {place}/host_key\n"
+        f"Host *\n UserKnownHostsFile {place}/known_hosts\n"
+    )
+    (place / "bin").mkdir()
+    wrapper = place / "bin" / "ssh"
+    wrapper.write_text(f'#!/bin/sh\nexec {shutil.which("ssh")} -F {place}/ssh_config "$@"\n')
+    wrapper.chmod(0o755)
+    Path("/run/sshd").mkdir(exist_ok=True)  # sshd wants it and does not make it
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", place / "sshd_config"], stderr=subprocess.DEVNULL)
+    path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
+    search = f"{place}/bin:{os.environ['PATH']}"
+    environment = os.environ | {"PATH": search, "PYTHONPATH": path, "SSH_AUTH_SOCK": ""}
+    try:
+        for _ in range(100):
+            done = subprocess.run(
+                [wrapper, "-o", "StrictHostKeyChecking=no", "node1", "true"], capture_output=True
+            )
+            if done.returncode == 0:
+                break
+            time.sleep(0.1)
+        else:
+            pytest.fail(f"our sshd does not answer: {done.stderr.decode()}")
+        yield environment
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def dadrun(environment, *args, **options):
+    return subprocess.run(
+        [*DADRUN, *args], env=environment, capture_output=True, text=True, timeout=40, **options
+    )
+
+
+def marked_processes(mark):
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if process.info["status"] != psutil.STATUS_ZOMBIE and mark in (process.info["cmdline"] or [])
+    ]
+
+
+def wait_until(condition, seconds=15.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.05)
+
+
+def test_ranks_on_two_hosts_see_their_place_and_their_environment(ssh_environment, tmp_path):
+    code = "import json, os; print(json.dumps(dict(os.environ, cwd=os.getcwd())))"
+    odd = "two\nlines, 'quotes' \"and\" $dollars é"
+    done = dadrun(
+        ssh_environment | {"ODD": odd, "CUDA_VISIBLE_DEVICES": "3"},
+        *("-H", "node1:1,node2:2", sys.executable, "-c", code),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = dict(line.split("]<stdout>:", 1) for line in done.stdout.splitlines())
+    seen = [json.loads(lines[f"[{rank}"]) for rank in range(3)]
+    assert [rank["DAD_HOSTNAME"] for rank in seen] == ["node1", "node2", "node2"]
+    assert [rank["HOROVOD_LOCAL_RANK"] for rank in seen] == ["0", "0", "1"]
+    assert [rank["DAD_CROSS_SIZE"] for rank in seen] == ["2", "2", "1"]
+    assert all(rank["ODD"] == odd and rank["cwd"] == str(tmp_path) for rank in seen)
+    assert all("CUDA_VISIBLE_DEVICES" not in rank for rank in seen)
+
+
+def test_local_and_remote_ranks_share_a_rendezvous(ssh_environment):
+    code = (
+        "import os, time\n"
+        "from dad.runner.kv import KeyValueClient\n"
+        "rank = int(os.environ['DAD_RANK'])\n"
+        "client = KeyValueClient(os.environ['DAD_RENDEZVOUS'])\n"
+        "client.put('t', str(rank), b'x')\n"
+        "client.wait('t', str(1 - rank), time.monotonic() + 20)\n"
+    )
+    done = dadrun(ssh_environment, "-H", "localhost:1,node1:1", sys.executable, "-c", code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_failure_on_another_host_ends_all(ssh_environment):
+    mark = f"mark-{os.getpid()}-remote-failure"
+    code = (
+        "import os, sys, time\nif os.environ['DAD_RANK'] == '1': sys.exit('that went wrong')\ntime.sleep(600)"
+    )
+    done = dadrun(ssh_environment, "-H", "node1:1,node2:1", sys.executable, "-c", code, mark)
+    assert done.returncode == 1
+    assert "dadrun: rank 1 on node2 failed: exit code 1" in done.stderr
+    assert "    that went wrong" in done.stderr
+    assert marked_processes(mark) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_end_of_the_launcher_ends_remote_ranks(ssh_environment, number):
+    mark = f"mark-{os.getpid()}-{number}"
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    command = [*DADRUN, "-H", "node1:1,node2:1", sys.executable, "-c", code, mark]
+    job = subprocess.Popen(command, env=ssh_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    for _ in range(2):
+        assert b"up" in job.stdout.readline()
+    job.send_signal(number)
+    job.wait(15)
+    wait_until(lambda: not marked_processes(mark))
+
+
+def test_broken_connection_ends_the_rank_and_the_job(ssh_environment):
+    mark = f"mark-{os.getpid()}-broken"
+    code = "import time; print('up', flush=True); time.sleep(600)"
+    command = [*DADRUN, "-H", "node1:1,node2:1", sys.executable, "-c", code, mark]
+    job = subprocess.Popen(
+        command, env=ssh_environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    for _ in range(2):
+        assert "up" in job.stdout.readline()
+    victim = next(child for child in psutil.Process(job.pid).children() if "node2" in child.cmdline())
+    victim.kill()
+    _, errors = job.communicate(timeout=20)
+    assert job.returncode == 137
+    assert "rank 1 on node2 failed" in errors
+    wait_until(lambda: not marked_processes(mark))
+
+
+def test_directory_that_the_other_host_lacks_is_said(ssh_environment):
+    order = json.dumps({"command": ["true"], "cwd": "/no/such/place"})
+    done = subprocess.run(
+        ["ssh", "node1", remote_shell_command()],
+        env=ssh_environment,
+        input=f"{len(order)}\n{order}",
+        capture_output=True,
+        text=True,
+        timeout=20,
+    )
+    assert done.returncode == 0
+    assert "/no/such/place: No such file or directory; running in" in done.stderr
+
+
+def test_every_host_that_cannot_be_reached_is_named_with_a_command_to_try(ssh_environment):
+    done = dadrun(ssh_environment, "-H", "badkey:1,node1:1,no-such-host.invalid:1", "true")
+    assert done.returncode == 2
+    assert "cannot reach 2 of 3 hosts" in done.stderr
+    assert "badkey: " in done.stderr and "Permission denied" in done.stderr
+    assert "no-such-host.invalid: ssh: Could not resolve" in done.stderr
+    assert "try: ssh " in done.stderr
+    assert "badkey true" in done.stderr
+
+
+def test_host_that_does_not_answer_is_given_up_in_time(monkeypatch, tmp_path):
+    slow = tmp_path / "ssh"
+    slow.write_text("#!/bin/sh\nexec sleep 60\n")
+    slow.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert check_host("anywhere", SshOptions(), timeout=0.5) == "no answer within 0.5 s"
