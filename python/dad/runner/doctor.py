@@ -35,16 +35,16 @@ class Finding:
 
 def examine(hosts: list[Host], ssh: SshOptions) -> int:
     """Prints the findings; 0 if nothing is broken."""
-    broken = 0
-    for check in (_python, _core, _frameworks, _plugins, _rendezvous, _ports):
-        for finding in check():
-            broken += _show(finding)
-    reachable = True
-    for finding in _ssh_hosts(hosts, ssh):
-        reachable = reachable and finding.mark == _OK
-        broken += _show(finding)
-    if reachable:
-        broken += _show(_exchange(hosts, ssh))
+    broken = _report(_python())
+    without_core = _report(_core())
+    # Without the core these could only repeat its error.
+    if not without_core:
+        broken += _report(_frameworks()) + _report(_plugins())
+    broken += without_core + _report(_rendezvous()) + _report(_ports())
+    unreachable = _report(_ssh_hosts(hosts, ssh))
+    broken += unreachable
+    if not (without_core or unreachable):
+        broken += _report(_exchange(hosts, ssh))
     print(
         "everything works"
         if broken == 0
@@ -53,9 +53,13 @@ def examine(hosts: list[Host], ssh: SshOptions) -> int:
     return 0 if broken == 0 else 1
 
 
-def _show(finding: Finding) -> int:
-    print(f"{finding.mark} {finding.text}", flush=True)
-    return int(finding.mark == _BROKEN)
+def _report(findings: Iterator[Finding]) -> int:
+    """Prints each as soon as it is known; how many are broken."""
+    broken = 0
+    for finding in findings:
+        print(f"{finding.mark} {finding.text}", flush=True)
+        broken += finding.mark == _BROKEN
+    return broken
 
 
 def _python() -> Iterator[Finding]:
@@ -171,7 +175,7 @@ def _remote_dad(host: str, ssh: SshOptions) -> Finding:
     return Finding(_OK, f"{host}: ssh works, dad {version} is there")
 
 
-def _exchange(hosts: list[Host], ssh: SshOptions) -> Finding:
+def _exchange(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
     """A real allreduce, started by dadrun itself; with two hosts or more, between them."""
     command = [sys.executable, "-m", "dad.runner.cli"]
     if len(hosts) >= 2:
@@ -186,11 +190,13 @@ def _exchange(hosts: list[Host], ssh: SshOptions) -> Finding:
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_EXCHANGE_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(_BROKEN, f"{what}: no result within {_EXCHANGE_SECONDS} s; try: {shlex.join(command)}")
+        yield Finding(_BROKEN, f"{what}: no result within {_EXCHANGE_SECONDS} s; try: {shlex.join(command)}")
+        return
     if answer.returncode == 0:
-        return Finding(_OK, f"{what}: the result is right")
+        yield Finding(_OK, f"{what}: the result is right")
+        return
     tail = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-8:])
-    return Finding(_BROKEN, f"{what} failed; try: {shlex.join(command)}\n{tail}")
+    yield Finding(_BROKEN, f"{what} failed; try: {shlex.join(command)}\n{tail}")
 
 
 def _import_error(module: str) -> str | None:
