@@ -29,4 +29,7 @@ if(DAD_SANITIZE)
   set(flags -fsanitize=${DAD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g -O1)
   add_compile_options(${flags})
   add_link_options(${flags})
+else()
+  # A missing function is an error of the build, not of the first import.
+  set(CMAKE_SHARED_LINKER_FLAGS "${CMAKE_SHARED_LINKER_FLAGS} -Wl,--no-undefined")
 endif()

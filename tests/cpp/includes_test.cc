@@ -60,7 +60,9 @@ TEST(IncludesTest, RoomsOfTheCoreIncludeOnlyWhatTheyMay) {
         const std::string room = RoomOf(relative);
         const auto rule = kMayInclude.find(room);
         ASSERT_NE(rule, kMayInclude.end()) << relative << ": a room that the rules do not know";
-        EXPECT_TRUE(target == room || rule->second.count(target)) << relative << ": " << line;
+        const bool a_room = target == "dad" || kMayInclude.count(target);  // else another library
+        EXPECT_TRUE(!a_room || target == room || rule->second.count(target))
+            << relative << ": " << line;
       });
   EXPECT_GT(seen, 0) << "no sources below " << core;
 }
