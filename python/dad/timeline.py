@@ -59,7 +59,7 @@ def _whole_events(path: str, text: str) -> list[Event]:
     if start < 0:
         raise TimelineError(f"{path} is not a Chrome trace: no list of events")
     decoder = json.JSONDecoder()
-    events = []
+    events: list[Event] = []
     position = start + 1
     while True:
         while position < len(text) and text[position] in ", \r\n\t":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 _EPILOG = """\
 examples:
@@ -139,7 +140,7 @@ def _add_observing(group: argparse._ArgumentGroup) -> None:
     levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
     add("--log-level", type=str.upper, choices=levels, metavar="LEVEL", help=", ".join(levels))
     time = group.add_mutually_exclusive_group()
-    shown = {"dest": "log_with_timestamp", "default": None}
+    shown: dict[str, Any] = {"dest": "log_with_timestamp", "default": None}
     time.add_argument("--log-with-timestamp", action="store_true", help="time stamps in log lines", **shown)
     time.add_argument("--log-without-timestamp", action="store_false", help="none", **shown)
     time.add_argument("--no-log-hide-timestamp", action="store_true", help=argparse.SUPPRESS, **shown)
@@ -148,7 +149,7 @@ def _add_observing(group: argparse._ArgumentGroup) -> None:
 
 def _add_libraries(group: argparse._ArgumentGroup) -> None:
     which = group.add_mutually_exclusive_group()
-    chosen = {"dest": "controller", "action": "store_const", "default": None}
+    chosen: dict[str, Any] = {"dest": "controller", "action": "store_const", "default": None}
     which.add_argument("--gloo", const="gloo", help="TCP, no MPI needed (default)", **chosen)
     which.add_argument("--mpi", const="mpi", help="start with mpirun, move data with MPI", **chosen)
     which.add_argument("--jsrun", const="jsrun", help=argparse.SUPPRESS, **chosen)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -75,13 +77,18 @@ def launch(plan: LaunchPlan, server: RendezvousServer | None = None) -> int:
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
-    own_server = RendezvousServer(net.bind_address) if server is None else None
-    try:
-        port = (server or own_server).port  # type: ignore[union-attr]
+    with serving(server, net) as port:
         return Job(_start_all(plan, slots, net, port)).run()
-    finally:
-        if own_server is not None:
-            own_server.stop()
+
+
+@contextlib.contextmanager
+def serving(server: RendezvousServer | None, net: Network) -> Iterator[int]:
+    """The port of the given server, or of one that is there as long as the context."""
+    if server is not None:
+        yield server.port
+        return
+    with RendezvousServer(net.bind_address) as own:
+        yield own.port
 
 
 def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
@@ -134,7 +141,8 @@ def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> 
             started.append(_start(plan, slot, environment, slot.host in net.remote_hosts))
     except BaseException:
         for rank in started:
-            rank.process.stdin.close()  # type: ignore[union-attr]
+            if rank.process.stdin is not None:
+                rank.process.stdin.close()  # which ends it
         raise
     return started
 
@@ -148,13 +156,16 @@ def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote:
     if plan.verbose:
         how = "over ssh" if is_remote else "here"
         print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)
-    copies: tuple[BinaryIO | None, BinaryIO | None] = (None, None)
+    out: BinaryIO | None = None
+    err: BinaryIO | None = None
     if plan.output_dir is not None:
-        copies = open_copies(plan.output_dir, slot.rank, slot.size)
-    streams = [
-        RankStream(slot.rank, name, bytes_of(destination), timestamps=plan.timestamps, copy=copy)
-        for name, destination, copy in zip(
-            ("stdout", "stderr"), (sys.stdout, sys.stderr), copies, strict=True
-        )
-    ]
-    return RankProcess(f"rank {slot.rank}", slot.host, is_remote, process, *streams)
+        out, err = open_copies(plan.output_dir, slot.rank, slot.size)
+    times = plan.timestamps
+    return RankProcess(
+        label=f"rank {slot.rank}",
+        host=slot.host,
+        remote=is_remote,
+        process=process,
+        stdout=RankStream(slot.rank, "stdout", bytes_of(sys.stdout), timestamps=times, copy=out),
+        stderr=RankStream(slot.rank, "stderr", bytes_of(sys.stderr), timestamps=times, copy=err),
+    )

@@ -13,7 +13,7 @@ from dad.runner import remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
 from dad.runner.job import Job, RankProcess
-from dad.runner.launch import LaunchPlan, Network, interface_variables, plan_network
+from dad.runner.launch import LaunchPlan, Network, interface_variables, plan_network, serving
 from dad.runner.output import RankStream, bytes_of
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
@@ -36,23 +36,21 @@ def launch_with_mpirun(
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
-    own_server = RendezvousServer(net.bind_address) if server is None else None
-    try:
-        port = (server or own_server).port  # type: ignore[union-attr]
+    with serving(server, net) as port:
         environment = mpi_environment(plan, net, port)
         build = openmpi_command if kind == "openmpi" else mpich_command
         command = build(mpirun, plan, slots, environment, mpi_args, binding_args)
         if plan.verbose:
             print(f"dadrun: {shlex.join(command)}", file=sys.stderr)
-        process = remote.start_local(command, environment, os.getcwd())
-        streams = [
-            RankStream(0, name, bytes_of(stream), prefix=False)
-            for name, stream in (("stdout", sys.stdout), ("stderr", sys.stderr))
-        ]
-        return Job([RankProcess("mpirun", "localhost", False, process, *streams)]).run()
-    finally:
-        if own_server is not None:
-            own_server.stop()
+        job = RankProcess(
+            label="mpirun",
+            host="localhost",
+            remote=False,
+            process=remote.start_local(command, environment, os.getcwd()),
+            stdout=RankStream(0, "stdout", bytes_of(sys.stdout), prefix=False),
+            stderr=RankStream(0, "stderr", bytes_of(sys.stderr), prefix=False),
+        )
+        return Job([job]).run()
 
 
 def detect_kind(mpirun: str) -> str:

@@ -97,7 +97,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.server_address[:2]
+        self.server_name, self.server_port = self.socket.getsockname()[:2]
 
     def handle_error(self, _request: object, _client: object) -> None:
         """A client that hangs up in the middle of a request is that client's business."""
