@@ -110,6 +110,7 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
     };
   }
   request.keep_alive = std::move(alive);
+  request.recurring = !collective.name.empty();
   request.name = collective.name.empty()
                      ? Numbers().Next(engine, collective.kind, collective.process_set,
                                       collective.inputs.size() > 1)

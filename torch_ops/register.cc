@@ -136,7 +136,8 @@ TORCH_LIBRARY(dad, m) {
       "-> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(dad, CPU, m) {
+// For every backend: what is not a dense CPU tensor gets our error, not the dispatcher's.
+TORCH_LIBRARY_IMPL(dad, CompositeExplicitAutograd, m) {
   m.impl("allreduce", &AllReduce);
   m.impl("reducescatter", &ReduceScatter);
   m.impl("allgather", &AllGather);

@@ -157,14 +157,13 @@ def reset_stats() -> None:
 
 def _built(plugin: str) -> bool:
     # Asks the file system and loads nothing, so that it works before init() and in a forked child.
-    return (_LIB_DIR / f"libdad_{plugin}.so").exists()
+    return any(_LIB_DIR.glob(f"libdad_{plugin}*.so"))
 
 
 def _transport() -> str:
-    for variable in ("DAD_TRANSPORT", "HOROVOD_CONTROLLER"):
-        if value := os.environ.get(variable):
-            return value.lower()
-    return "gloo"
+    from dad.world import discover
+
+    return discover(os.environ).transport
 
 
 def gloo_built() -> bool:

@@ -505,4 +505,4 @@ def join(device: int = -1) -> int:
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks have come here."""
     number = _set_id(process_set)
-    _torch.wait(_torch.submit(_BARRIER, [], False, False, "", Sum, -1, 1.0, 1.0, number))
+    _torch.wait(_torch.submit(_BARRIER, [], False, False, "barrier", Sum, -1, 1.0, 1.0, number))

@@ -1,0 +1,79 @@
+"""Specs of compression methods: the same from Python, the command line and the environment."""
+
+import pytest
+
+from dad import compression
+from dad.compression import Compression, parse, resolve
+
+
+@pytest.mark.parametrize("spec", ["none", "fp16", "bf16", "per_layer:fc*.weight=fp16;*=none"])
+def test_a_spec_survives_the_round_trip(spec):
+    assert parse(spec).spec() == spec
+    assert parse(parse(spec).spec()) == parse(spec)
+
+
+def test_a_class_and_its_instance_mean_the_same():
+    assert resolve(Compression.fp16) == resolve(Compression.fp16()) == resolve("fp16")
+
+
+def test_an_object_with_compress_and_decompress_is_taken_as_it_is():
+    class Own:
+        @staticmethod
+        def compress(tensor):
+            return tensor, None
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tensor
+
+    assert resolve(Own) is Own
+    with pytest.raises(ValueError, match="compress"):
+        resolve(object())
+
+
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        ("rank_dad:rank=0", ["rank=0", "integer from 1"]),
+        ("rank_dad:wire=int3", ["wire='int3'", "int4"]),
+        ("rank_dad:rank=four", ["rank='four'"]),
+        ("topk:ratio=0", ["ratio=0.0", "above 0"]),
+        ("topk:ratio=1.5", ["ratio=1.5", "1.0"]),
+        ("topk:error_feedback=perhaps", ["error_feedback='perhaps'", "True or False"]),
+        ("qsgd:bits=9", ["bits=9", "8"]),
+        ("vgc:zeta=2", ["zeta=2.0"]),
+        ("auto:budget=0", ["budget=0"]),
+        ("int8:warmup_steps=-1", ["warmup_steps=-1"]),
+        ("fp16:rank=4", ["no option 'rank'"]),
+        ("gzip", ["no method 'gzip'", "none, fp16"]),
+        ("fp16:rank", ["'rank'", "key=value"]),
+        ("per_layer:", ["at least one"]),
+    ],
+)
+def test_a_bad_spec_is_refused_with_option_value_and_range(spec, words):
+    with pytest.raises(ValueError) as error:
+        parse(spec)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_every_method_of_the_table_is_either_available_or_refused_with_the_list():
+    for name, method in compression._METHODS.items():
+        assert getattr(Compression, name) is method
+        if name in compression.AVAILABLE:
+            continue
+        with pytest.raises(ValueError, match="which has none, fp16, bf16"):
+            method()
+
+
+def test_the_first_glob_wins_and_the_rest_is_dense():
+    mixed = Compression.per_layer({"fc*.weight": Compression.fp16, "*.weight": Compression.bf16})
+    assert mixed.method_for("fc1.weight") == Compression.fp16()
+    assert mixed.method_for("conv.weight") == Compression.bf16()
+    assert mixed.method_for("conv.bias") == Compression.none()
+
+
+def test_the_environment_is_used_where_a_script_names_no_method(monkeypatch):
+    monkeypatch.delenv("DAD_COMPRESSION", raising=False)
+    assert compression.from_environment() == Compression.none()
+    monkeypatch.setenv("DAD_COMPRESSION", "bf16")
+    assert compression.from_environment() == Compression.bf16()

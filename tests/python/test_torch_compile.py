@@ -1,0 +1,108 @@
+"""The ops under torch.compile, and compiled models under DistributedOptimizer."""
+
+import pytest
+
+from util import check_names, launch, needs_torch
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = None
+
+NUM_RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def results():
+    needs_torch()
+    return launch(__file__, NUM_RANKS, timeout=280)
+
+
+@pytest.mark.parametrize("check", check_names(__file__))
+def test_on_two_ranks(results, check):
+    results.assert_passed(check)
+
+
+def hvd():
+    import dad.torch
+
+    return dad.torch
+
+
+def check_the_ops_pass_opcheck():
+    ops = torch.ops.dad
+    x = torch.ones(4, 2, requires_grad=True)
+    y = torch.ones(3, requires_grad=True)
+    reduction = ("", hvd().Sum, 1.0, 1.0, 0)
+    torch.library.opcheck(ops.allreduce.default, ([x, y], *reduction))
+    torch.library.opcheck(ops.reducescatter.default, ([x], *reduction))
+    torch.library.opcheck(ops.broadcast.default, (x, 0, "", 0))
+    torch.library.opcheck(ops.allgather.default, ([x], "", 0))
+    torch.library.opcheck(ops.alltoall.default, (x, torch.tensor([1, 3]), "", 0))
+
+
+def check_collectives_stay_in_the_graph():
+    def function(x):
+        mean = hvd().allreduce(x * 2, op=hvd().Average)
+        root = hvd().broadcast(mean + 1, 0)
+        part = hvd().reducescatter(root, op=hvd().Sum)
+        return part.square().sum() + hvd().grouped_allreduce([x, x + 1])[1].sum()
+
+    x = torch.arange(6.0) + hvd().rank()
+    eager = x.clone().requires_grad_()
+    function(eager).backward()
+    for backend in ("aot_eager", "inductor"):
+        mine = x.clone().requires_grad_()
+        compiled = torch.compile(function, backend=backend, fullgraph=True)
+        for _ in range(2):
+            mine.grad = None
+            out = compiled(mine)
+            out.backward()
+            torch.testing.assert_close(out, function(x))
+            torch.testing.assert_close(mine.grad, eager.grad)
+
+
+def check_allgather_and_alltoall_stay_in_the_graph():
+    def function(x):
+        rows = hvd().allgather(x)
+        back = hvd().alltoall(x)
+        return rows.square().sum() + back.sum()
+
+    x = torch.arange(4.0).unsqueeze(1) + hvd().rank()
+    eager = x.clone().requires_grad_()
+    function(eager).backward()
+    for backend in ("aot_eager", "inductor"):
+        mine = x.clone().requires_grad_()
+        torch.compile(function, backend=backend, fullgraph=True)(mine).backward()
+        torch.testing.assert_close(mine.grad, eager.grad)
+
+
+def check_errors_keep_their_type():
+    rank = hvd().rank()
+    compiled = torch.compile(lambda x: hvd().allreduce(x, name="bad"), backend="aot_eager", fullgraph=True)
+    with pytest.raises(hvd().HorovodInternalError):
+        compiled(torch.ones(2 + rank))
+    assert hvd().allreduce(torch.ones(1), op=hvd().Sum).item() == 2
+
+
+def check_compiled_models():
+    for backend in ("aot_eager", "inductor"):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        twin = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+        twin.load_state_dict(model.state_dict())
+        compiled = torch.compile(model, backend=backend)
+        a = hvd().DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+        )
+        b = hvd().DistributedOptimizer(torch.optim.SGD(twin.parameters(), lr=0.1))
+        x = torch.randn(3, 4, generator=torch.Generator().manual_seed(hvd().rank()))
+        for _ in range(3):
+            for net, optimizer in ((compiled, a), (twin, b)):
+                optimizer.zero_grad()
+                net(x).square().sum().backward()
+                optimizer.step()
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p, q)
+        hvd().check_replicas(model)

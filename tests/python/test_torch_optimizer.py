@@ -1,0 +1,545 @@
+"""DistributedOptimizer: everything around the mean of gradients."""
+
+import copy
+import warnings
+
+import pytest
+
+from util import check_names, launch, needs_torch
+
+try:
+    import torch
+    from torch import nn
+except ImportError:
+    torch = None
+
+NUM_RANKS = 2
+
+
+@pytest.fixture(scope="module")
+def results():
+    needs_torch()
+    return launch(__file__, NUM_RANKS)
+
+
+@pytest.mark.parametrize("check", check_names(__file__))
+def test_on_two_ranks(results, check):
+    results.assert_passed(check)
+
+
+def hvd():
+    import dad.torch
+
+    return dad.torch
+
+
+def net():
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+def data(rows=4):
+    """Differs by rank."""
+    generator = torch.Generator().manual_seed(100 + hvd().rank())
+    return torch.randn(rows, 4, generator=generator)
+
+
+def distributed(net, optimizer=None, **options):
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    options.setdefault("named_parameters", net.named_parameters())
+    return hvd().DistributedOptimizer(optimizer, **options)
+
+
+def mean_gradients(model, loss):
+    """What the optimizer should see: the mean over ranks, computed apart from it."""
+    grads = torch.autograd.grad(loss, list(model.parameters()))
+    return [hvd().allreduce(grad) for grad in grads]
+
+
+def assert_gradients(model, expected):
+    for param, grad in zip(model.parameters(), expected, strict=True):
+        torch.testing.assert_close(param.grad, grad)
+
+
+def check_it_is_an_instance_of_the_users_class():
+    model = net()
+    inner = torch.optim.Adam(model.parameters(), lr=0.5, betas=(0.8, 0.9))
+    optimizer = distributed(model, inner)
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert type(optimizer).__name__ == "Adam"
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.9)
+    assert optimizer.param_groups is inner.param_groups
+    with pytest.raises(ValueError, match="already"):
+        hvd().DistributedOptimizer(optimizer)
+
+
+def check_gradients_are_sent_during_backward():
+    model = net()
+    optimizer = distributed(model)
+    sent = []
+    model[0].weight.register_post_accumulate_grad_hook(
+        lambda _: sent.append(sum(unit.handle is not None for unit in optimizer._dad.units))
+    )
+    model(data()).sum().backward()
+    # The gradients of the last layer come first; they are on their way when the first layer's come.
+    assert sent and sent[0] >= 2, sent
+    optimizer.step()
+
+
+def check_synchronize_gives_the_mean_and_leaves_it_in_grad():
+    model = net()
+    optimizer = distributed(model)
+    expected = mean_gradients(model, model(data()).square().sum())
+    model(data()).square().sum().backward()
+    before = [param.grad for param in model.parameters()]
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+    assert all(a is p.grad for a, p in zip(before, model.parameters(), strict=True)), "needless copies"
+    with optimizer.skip_synchronize():
+        optimizer.step()
+
+
+def check_sum_and_compression():
+    for options, scale, tolerance in (
+        ({"op": "Sum"}, 2.0, 1e-6),
+        ({"compression": "fp16"}, 1.0, 1e-2),
+        ({"compression": "bf16"}, 1.0, 1e-1),
+        ({"compression": "per_layer:0.*=fp16"}, 1.0, 1e-2),
+    ):
+        if "op" in options:
+            options["op"] = hvd().Sum
+        model = net()
+        optimizer = distributed(model, **options)
+        expected = mean_gradients(model, model(data()).square().sum())
+        model(data()).square().sum().backward()
+        optimizer.synchronize()
+        for param, grad in zip(model.parameters(), expected, strict=True):
+            torch.testing.assert_close(param.grad, grad * scale, rtol=tolerance, atol=tolerance)
+        hvd().check_replicas({n: p.grad for n, p in model.named_parameters()})
+
+
+def check_a_users_compressor():
+    class Halves:
+        @staticmethod
+        def compress(tensor):
+            return tensor / 2, None
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tensor * 2
+
+    model = net()
+    optimizer = distributed(model, compression=Halves)
+    expected = mean_gradients(model, model(data()).sum())
+    model(data()).sum().backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+    assert {row["method"] for row in optimizer.plan()} == {"Halves"}
+
+
+def check_the_environment_chooses_where_the_script_does_not():
+    import os
+
+    os.environ["DAD_COMPRESSION"] = "bf16"
+    try:
+        assert {row["method"] for row in distributed(net()).plan()} == {"bf16"}
+        explicit = distributed(net(), compression=hvd().Compression.none)
+        assert {row["method"] for row in explicit.plan()} == {"dense"}
+    finally:
+        del os.environ["DAD_COMPRESSION"]
+
+
+def check_plan():
+    rows = distributed(net(), compression=hvd().Compression.per_layer({"0.*": hvd().Compression.fp16})).plan()
+    assert [row["name"] for row in rows] == ["0.weight", "0.bias", "2.weight", "2.bias"]
+    assert [row["method"] for row in rows] == ["fp16", "fp16", "dense", "dense"]
+    assert rows[0]["shape"] == (8, 4) and rows[0]["bytes"] == 64 and rows[0]["ratio"] == 2.0
+
+
+def check_accumulation_adds_up_as_in_horovod():
+    model = net()
+    optimizer = distributed(model, backward_passes_per_step=2)
+    x = data()
+    expected = [2 * grad for grad in mean_gradients(model, model(x).square().sum())]
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(x).square().sum().backward()
+        model(x).square().sum().backward()
+        optimizer.synchronize()
+        assert_gradients(model, expected)
+    optimizer.set_backward_passes_per_step(1)
+    assert optimizer.backward_passes_per_step == 1
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    with pytest.raises(AssertionError, match="backward_passes_per_step"):
+        model(x).square().sum().backward()
+    optimizer.step()
+
+
+def check_synchronize_before_all_passes_sends_what_there_is():
+    model = net()
+    optimizer = distributed(model, backward_passes_per_step=3)
+    expected = mean_gradients(model, model(data()).sum())
+    model(data()).sum().backward()
+    optimizer.synchronize()
+    assert_gradients(model, expected)
+
+
+def check_misuse():
+    model = net()
+    optimizer = distributed(model)
+    model(data()).sum().backward()
+    with pytest.raises(AssertionError, match="zero_grad"):
+        optimizer.zero_grad()
+    optimizer.synchronize()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        optimizer.step()
+    assert any("skip_synchronize" in str(w.message) for w in seen)
+    optimizer.zero_grad()
+    model(data()).sum().backward()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    params = list(model.named_parameters())
+    for named, word in (
+        (params[:-1], "misses"),
+        (params + [("0.weight", torch.ones(1))], "unique"),
+        ([p for _, p in params], "named_parameters"),
+    ):
+        with pytest.raises(ValueError, match=word):
+            distributed(model, named_parameters=named)
+    for options in (
+        {"backward_passes_per_step": 0},
+        {"gradient_predivide_factor": 2.0, "op": hvd().Sum},
+        {"groups": 0},
+        {"groups": [[params[0][1], params[0][1]]]},
+        {"compression": "gzip"},
+        {"compression": hvd().Compression.vgc},
+    ):
+        with pytest.raises(ValueError):
+            distributed(model, **options)
+    with pytest.raises(ValueError, match="Optimizer"):
+        hvd().DistributedOptimizer(model)
+
+
+def check_clipping():
+    model = net()
+    optimizer = distributed(model)
+    for _ in range(3):
+        optimizer.zero_grad()
+        (100 * model(data())).sum().backward()
+        optimizer.synchronize()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    hvd().check_replicas(model)
+
+
+def check_parameters_that_a_rank_does_not_use():
+    class Branches(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b, self.c = nn.Linear(4, 2), nn.Linear(4, 2), nn.Linear(4, 2)
+
+        def forward(self, x, which):
+            return getattr(self, which)(x).sum()
+
+    for options in ({}, {"groups": 2}, {"groups": 1}):
+        model = Branches()
+        optimizer = distributed(model, **options)
+        for step in range(6):
+            optimizer.zero_grad()
+            model(data(), "ab"[(hvd().rank() + step) % 2]).backward()
+            optimizer.step()
+        assert torch.equal(model.c.weight.grad, torch.zeros(2, 4))
+        hvd().check_replicas(model)
+
+
+def check_a_rank_without_a_batch():
+    model = net()
+    optimizer = distributed(model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        if hvd().rank() == 0:
+            model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    hvd().check_replicas(model)
+
+
+def check_freezing_thawing_and_adding_parameters():
+    model = net()
+    for param in model[0].parameters():
+        param.requires_grad_(False)
+    optimizer = distributed(model)
+    frozen = model[0].weight.clone()
+
+    def step():
+        optimizer.zero_grad()
+        model(data()).square().sum().backward()
+        optimizer.step()
+
+    step()
+    assert torch.equal(model[0].weight, frozen) and model[0].weight.grad is None
+    for param in model[0].parameters():
+        param.requires_grad_(True)
+    step()
+    step()
+    assert not torch.equal(model[0].weight, frozen)
+    hvd().check_replicas(model)
+    model[2].bias.requires_grad_(False)
+    step()
+    hvd().check_replicas(model)
+
+    extra = nn.Parameter(torch.ones(4))
+    optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(data() * extra).square().sum().backward()
+        optimizer.step()
+    hvd().check_replicas({"extra": extra.data, **model.state_dict()})
+
+
+def check_several_groups_schedulers_and_optimizers():
+    first, second = net(), net()
+    groups = [{"params": first[0].parameters()}, {"params": first[2].parameters(), "lr": 0.01}]
+    a = hvd().DistributedOptimizer(torch.optim.SGD(groups, lr=0.1))
+    b = hvd().DistributedOptimizer(torch.optim.Adam(second.parameters()))
+    schedule = torch.optim.lr_scheduler.StepLR(a, 1, gamma=0.5)
+    for _ in range(3):
+        a.zero_grad()
+        b.zero_grad()
+        first(data()).square().sum().backward()
+        second(data()).square().sum().backward()
+        b.step()
+        a.step()
+        schedule.step()
+    assert [group["lr"] for group in a.param_groups] == [0.0125, 0.00125]
+    hvd().check_replicas(first)
+    hvd().check_replicas(second)
+
+
+def check_closures():
+    for make in (
+        lambda params: torch.optim.SGD(params, lr=0.05),
+        lambda params: torch.optim.LBFGS(params, max_iter=5, line_search_fn="strong_wolfe"),
+    ):
+        model = net()
+        optimizer = distributed(model, make(model.parameters()))
+        losses = []
+
+        def closure(model=model, optimizer=optimizer, losses=losses):
+            optimizer.zero_grad()
+            loss = (model(data()) - 1).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+            return loss
+
+        for _ in range(4):
+            optimizer.step(closure)
+        assert losses[-1] < losses[0]
+        hvd().check_replicas(model)
+
+
+def check_grad_scaler_skips_together():
+    model = net()
+    optimizer = distributed(model)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=100)
+    for step in range(5):
+        optimizer.zero_grad()
+        before = copy.deepcopy(model.state_dict())
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(data()).float().square().mean()
+        if step == 2 and hvd().rank() == 1:
+            loss = loss * float("inf")
+        expected = mean_gradients(model, loss) if step != 2 else None
+        scaler.scale(loss).backward(retain_graph=False) if expected is None else scaler.scale(
+            model(data()).square().mean()
+        ).backward()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            if step == 3:
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+        scaler.update()
+        unchanged = all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+        assert unchanged == (step == 2), step
+    assert scaler.get_scale() == 2.0
+    hvd().check_replicas(model)
+    # The way of Horovod's documentation still works.
+    optimizer.zero_grad()
+    scaler.scale(model(data()).square().mean()).backward()
+    optimizer.synchronize()
+    scaler.unscale_(optimizer)
+    with optimizer.skip_synchronize():
+        scaler.step(optimizer)
+    scaler.update()
+    hvd().check_replicas(model)
+
+
+def check_sparse_gradients():
+    for options in ({}, {"sparse_as_dense": True}):
+        model = nn.Embedding(10, 3, sparse=True)
+        dense = copy.deepcopy(model)
+        dense.sparse = False
+        a, b = distributed(model, **options), distributed(dense)
+        rank = hvd().rank()
+        for _ in range(3):
+            for m, optimizer in ((model, a), (dense, b)):
+                optimizer.zero_grad()
+                m(torch.tensor([rank, 5, 5, rank + 1])).sum().backward()
+                optimizer.step()
+            assert model.weight.grad.is_sparse
+            torch.testing.assert_close(model.weight.grad.to_dense(), dense.weight.grad)
+        hvd().check_replicas(model)
+        torch.testing.assert_close(model.weight, dense.weight)
+
+
+def check_a_rank_that_does_not_use_a_sparse_embedding():
+    model = nn.ModuleDict({"e": nn.Embedding(6, 2, sparse=True), "l": nn.Linear(2, 1)})
+    optimizer = distributed(model, model=model)
+    for _ in range(2):
+        optimizer.zero_grad()
+        x = model["e"](torch.tensor([1, 2])) if hvd().rank() == 0 else torch.ones(2, 2)
+        model["l"](x).sum().backward()
+        optimizer.step()
+    hvd().check_replicas(model)
+
+
+def check_checkpointed_activations():
+    from torch.utils.checkpoint import checkpoint
+
+    for reentrant in (False, True):
+        model = net()
+        optimizer = distributed(model)
+        x = data().requires_grad_()
+        expected = mean_gradients(model, model(x).square().sum())
+        checkpoint(model, x, use_reentrant=reentrant).square().sum().backward()
+        optimizer.synchronize()
+        assert_gradients(model, expected)
+
+
+def check_a_weight_used_twice():
+    layer = nn.Linear(4, 4)
+    optimizer = distributed(layer)
+    expected = mean_gradients(layer, layer(layer(data())).square().sum())
+    layer(layer(data())).square().sum().backward()
+    optimizer.synchronize()
+    assert_gradients(layer, expected)
+
+
+def check_process_set():
+    only = hvd().add_process_set([0])
+    model = net()
+    optimizer = distributed(model, process_set=only)
+    grads = torch.autograd.grad(model(data()).sum(), list(model.parameters()))
+    model(data()).sum().backward()
+    optimizer.synchronize()
+    assert_gradients(model, grads)
+    with optimizer.skip_synchronize():
+        optimizer.step()
+    hvd().remove_process_set(only)
+
+
+def check_state_dict_round_trip():
+    model = net()
+    optimizer = distributed(model, torch.optim.Adam(model.parameters()))
+    model(data()).sum().backward()
+    optimizer.step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    other_model = net()
+    other = distributed(other_model, torch.optim.Adam(other_model.parameters(), lr=1.0))
+    other.load_state_dict(saved)
+    assert other.param_groups[0]["lr"] == 0.001
+    for a, b in zip(saved["state"].values(), other.state_dict()["state"].values(), strict=True):
+        assert torch.equal(a["exp_avg"], b["exp_avg"]) and torch.equal(a["step"], b["step"])
+    plain = torch.optim.Adam(net().parameters())
+    plain.load_state_dict(saved)
+
+
+def check_state_that_was_there_before_wrapping_is_kept():
+    model = net()
+    inner = torch.optim.Adam(model.parameters())
+    model(data()).sum().backward()
+    inner.step()
+    optimizer = distributed(model, inner)
+    assert len(optimizer.state) == 4
+
+
+def check_broadcast_optimizer_state():
+    makers = [
+        lambda p: torch.optim.SGD(p, lr=0.1),
+        lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+        lambda p: torch.optim.Adam(p),
+        lambda p: torch.optim.AdamW(p, amsgrad=True),
+        lambda p: torch.optim.Adagrad(p),
+        lambda p: torch.optim.RMSprop(p, centered=True),
+        lambda p: torch.optim.ASGD(p),
+        lambda p: torch.optim.Rprop(p),
+        lambda p: torch.optim.NAdam(p),
+        lambda p: torch.optim.Adadelta(p),
+        lambda p: torch.optim.LBFGS(p),
+    ]
+    for make in makers:
+        model = net()
+        optimizer = make(model.parameters())
+        if hvd().rank() == 0:
+            optimizer.param_groups[0]["lr"] = 0.125
+
+            def closure(model=model):
+                model.zero_grad()
+                loss = model(torch.ones(1, 4)).square().sum()
+                loss.backward()
+                return loss
+
+            optimizer.step(closure)
+        if not isinstance(optimizer, torch.optim.LBFGS):
+            optimizer = distributed(model, optimizer)
+        hvd().broadcast_optimizer_state(optimizer, root_rank=0)
+        assert optimizer.param_groups[0]["lr"] == 0.125
+        states = hvd().allgather_object(str(optimizer.state_dict()))
+        assert states[0] == states[1], type(optimizer)
+
+
+def check_adasum_combines_updates():
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1, bias=False)
+    start = model.weight.detach().clone()
+    optimizer = distributed(model, op=hvd().Adasum)
+    assert isinstance(optimizer, torch.optim.SGD)
+    x = torch.eye(3)[hvd().rank()].unsqueeze(0)
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+    # The ranks' changes are orthogonal: Adasum adds them.
+    torch.testing.assert_close(model.weight, start - torch.tensor([[0.2, 0.2, 0.0]]))
+    hvd().check_replicas(model)
+    with pytest.raises(AssertionError):
+        optimizer.skip_synchronize()
+
+
+def check_disagreement_is_raised_by_step_and_training_goes_on():
+    model = nn.Linear(4, 2 + hvd().rank())
+    optimizer = distributed(model)
+    model(data()).sum().backward()
+    with pytest.raises(hvd().HorovodInternalError, match="weight"):
+        optimizer.step()
+    torch.manual_seed(0)
+    good = net()
+    optimizer = distributed(good)
+    good(data()).sum().backward()
+    optimizer.step()
+    hvd().check_replicas(good)
+
+
+def check_an_optimizer_that_is_gone_sends_nothing():
+    import gc
+
+    model = net()
+    distributed(model)
+    gc.collect()
+    optimizer = distributed(model)
+    model(data()).sum().backward()
+    optimizer.step()
+    hvd().check_replicas(model)
