@@ -147,12 +147,23 @@ inline MessageHeader DataHeader(uint64_t batch) {
   return header;
 }
 
+// Of /proc/self/fd or /proc/self/task, say.
 inline size_t CountEntries(const char* directory) {
   size_t count = 0;
   for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(directory)) {
     ++count;
   }
   return count;
+}
+
+// The kernel takes a joined thread out of the list a little later.
+inline bool EntriesFallTo(size_t expected, const char* directory) {
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
+  while (CountEntries(directory) > expected) {
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return true;
 }
 
 }  // namespace dad
