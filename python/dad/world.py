@@ -53,8 +53,10 @@ class World:
     launcher: str = "none"
     transport: str = "gloo"
     meeting: Meeting = field(default_factory=Meeting)
-    # Processes with the same value share a host; torchrun may run several agents on one.
-    host_key: str = ""
+    # Whether the launcher named the host; else the machine itself tells who shares it.
+    has_named_host: bool = False
+    # torchrun may run several agents on one host, each with local ranks of its own.
+    agent: str = ""
     start_timeout: float = 60.0
 
     @property
@@ -131,12 +133,12 @@ def _finish(world: World, variables: _Variables) -> World:
         if not url.startswith(("http://", "file:///")):
             raise WorldError(f"DAD_RENDEZVOUS={url}: expected http://HOST:PORT or file:///DIR")
         world = replace(world, rendezvous=url, meeting=Meeting("url"))
-    hostname = variables.text("DAD_HOSTNAME", "HOROVOD_HOSTNAME") or socket.gethostname()
+    named_host = variables.text("DAD_HOSTNAME", "HOROVOD_HOSTNAME")
     default_transport = "mpi" if world.launcher == "mpi" else "gloo"
     return replace(
         world,
-        hostname=hostname,
-        host_key=world.host_key or hostname,
+        hostname=named_host or socket.gethostname(),
+        has_named_host=named_host is not None,
         transport=(variables.text("DAD_TRANSPORT", "HOROVOD_CPU_OPERATIONS") or default_transport).lower(),
         start_timeout=_start_timeout(variables),
     )
@@ -242,9 +244,7 @@ def _from_torchrun(variables: _Variables) -> World | None:
         # MASTER_PORT itself comes last: it belongs to torch.distributed, which the script may use too.
         ports = (*range(port + 1, port + 1 + _NUM_PORTS), port)
         meeting = Meeting("ports", host, tuple(p for p in ports if p < 65536), token)
-    group = variables.text("GROUP_RANK")
-    key = f"{socket.gethostname()}/{group}" if group is not None else ""
-    return replace(world, meeting=meeting, host_key=key)
+    return replace(world, meeting=meeting, agent=variables.text("GROUP_RANK") or "")
 
 
 def _from_slurm(variables: _Variables) -> World | None:

@@ -185,6 +185,12 @@ def test_places_on_unequal_hosts():
     assert [world.cross_size for world in worlds] == [2, 2, 2, 1, 2]
 
 
+def test_two_ranks_with_the_same_local_rank_on_a_host_are_an_error():
+    seats = [{"host": "a", "local_rank": 0}] * 2
+    with pytest.raises(WorldError, match="DAD_HOSTNAME"):
+        place_among(World(rank=1, size=2), seats)
+
+
 # ---- meeting
 
 
@@ -233,6 +239,16 @@ def test_slurm_variables():
     common = {"SLURM_NTASKS": "2", "SLURM_JOB_ID": str(os.getpid()), "SLURM_STEP_ID": "0"}
     common["SLURM_STEP_NODELIST"] = "localhost"
     check_local_worlds(run_ranks([{"SLURM_PROCID": str(rank), **common} for rank in range(2)]))
+
+
+def test_named_hosts_and_agents_tell_ranks_apart():
+    environments = torch_environments(4, free_port(), LOCAL_WORLD_SIZE="1")
+    for rank, variables in enumerate(environments):
+        variables["LOCAL_RANK"] = "0"
+        variables["GROUP_RANK" if rank < 2 else "DAD_HOSTNAME"] = f"{rank}"
+    worlds = run_ranks(environments)
+    assert [world["cross_rank"] for world in worlds] == [0, 1, 2, 3]
+    assert {(world["local_size"], world["cross_size"]) for world in worlds} == {(1, 4)}
 
 
 def test_shared_directory(tmp_path):

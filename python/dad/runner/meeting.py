@@ -213,7 +213,8 @@ def _own_addresses(world: World) -> list[str]:
 
 def _take_seats(world: World, store: _Store, deadline: float) -> World:
     """Every rank tells its host; so each learns its place among those of its host and across hosts."""
-    seat = {"host": world.host_key, "local_rank": world.local_rank, "name": world.hostname}
+    host = world.hostname if world.has_named_host else network.machine_identity()
+    seat = {"host": f"{host} {world.agent}".strip(), "local_rank": world.local_rank, "name": world.hostname}
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
     for rank in range(world.size):
@@ -232,7 +233,10 @@ def place_among(world: World, seats: list[dict[str, Any]]) -> World:
         places.append((seat["host"], on_host if seat["local_rank"] is None else seat["local_rank"]))
     host, local_rank = places[world.rank]
     if places.count((host, local_rank)) > 1:
-        raise WorldError(f"two ranks on {host} say that their local rank is {local_rank}")
+        raise WorldError(
+            f"two ranks on {host} say that their local rank is {local_rank}; "
+            "if these are two hosts, tell them apart with DAD_HOSTNAME"
+        )
     across = [name for name, local in places if local == local_rank]
     return replace(
         world,

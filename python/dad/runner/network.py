@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
 import socket
 import struct
 import subprocess
+from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
 
@@ -29,6 +32,16 @@ def is_local(host: str) -> bool:
                 continue
             return True
     return False
+
+
+def machine_identity() -> str:
+    """Equal for processes that share a host. Names alone are not: containers often have the same one."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8])
+    with contextlib.suppress(OSError):
+        parts.append(str(os.stat("/proc/self/ns/net").st_ino))  # a container has addresses of its own
+    return "/".join(parts)
 
 
 def interface_addresses() -> dict[str, str]:
