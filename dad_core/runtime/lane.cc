@@ -73,7 +73,10 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
     for (const ScheduledPart& part : batch.parts) {
       if (part.cache_id == *cache_id) ++request->parts_left;
     }
-    if (batch.present.empty()) batch.first_present = Clock::now();
+    if (batch.present.empty()) {
+      batch.first_present = Clock::now();
+      schedule_->incomplete().insert(index);
+    }
     batch.present[*cache_id] = request;
   }
   // Parts are counted before any batch starts: one that ends at once must not end
@@ -93,25 +96,11 @@ void Lane::Commit(uint32_t index) {
     parts.push_back({part.exchange, batch.present.at(part.cache_id), part.tensor});
   }
   batch.present.clear();
+  schedule_->incomplete().erase(index);
   ++num_predicted_;
   Group group{member_, static_cast<int>(num_members()), {}};
   executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
                   std::move(parts), group);
-}
-
-void Lane::UserWaits(const std::shared_ptr<RequestState>& request) {
-  if (!schedule_.has_value() || request->finished()) return;
-  const auto cache_id = cache_.Find(request->meta.name);
-  if (!cache_id.has_value()) return;
-  std::vector<uint32_t> missing;
-  for (uint32_t index : schedule_->BatchesOf(*cache_id)) {
-    const ScheduledBatch& batch = schedule_->batches()[index];
-    auto here = batch.present.find(*cache_id);
-    if (here == batch.present.end() || here->second != request) continue;
-    const std::vector<uint32_t> of_batch = MissingOf(batch);
-    missing.insert(missing.end(), of_batch.begin(), of_batch.end());
-  }
-  if (!missing.empty()) AskRecall(missing, {});
 }
 
 std::vector<uint32_t> Lane::MissingOf(const ScheduledBatch& batch) const {
@@ -129,16 +118,20 @@ void Lane::AskRecall(const std::vector<uint32_t>& missing, const std::vector<uin
   stale_.insert(stale_.end(), stale.begin(), stale.end());
 }
 
-std::optional<Lane::Clock::time_point> Lane::PatienceEnds(const ScheduledBatch& batch) const {
+std::optional<Lane::Clock::time_point> Lane::PatienceEnds(const ScheduledBatch& batch) {
+  std::optional<Clock::time_point> ends;
   for (const auto& [id, request] : batch.present) {
-    if (request->polled) return batch.first_present + kPatience;
+    if (request->waited_for) return Clock::time_point();
+    if (request->polled) ends = batch.first_present + kPatience;
   }
-  return std::nullopt;
+  return ends;
 }
 
+// A user who waits for a tensor will not submit those that its batch lacks.
 void Lane::LosePatience() {
   if (!schedule_.has_value() || recall_ != Recall::kNo) return;
-  for (const ScheduledBatch& batch : schedule_->batches()) {
+  for (uint32_t index : schedule_->incomplete()) {
+    const ScheduledBatch& batch = schedule_->batches()[index];
     const auto ends = PatienceEnds(batch);
     if (ends.has_value() && *ends <= Clock::now()) AskRecall(MissingOf(batch), {});
   }
@@ -199,8 +192,8 @@ std::optional<Lane::Clock::time_point> Lane::NextDeadline() const {
     sooner(GatherUntil());
   }
   if (schedule_.has_value() && recall_ == Recall::kNo) {
-    for (const ScheduledBatch& batch : schedule_->batches()) {
-      if (const auto ends = PatienceEnds(batch)) sooner(*ends);
+    for (uint32_t index : schedule_->incomplete()) {
+      if (const auto ends = PatienceEnds(schedule_->batches()[index])) sooner(*ends);
     }
   }
   return deadline;
@@ -255,6 +248,8 @@ NegotiationMessage Lane::Compose() {
     }
   }
   unannounced_.clear();
+  std::sort(message.known.begin(), message.known.end(),
+            [](const auto& a, const auto& b) { return a.cache_id < b.cache_id; });
   return message;
 }
 

@@ -45,8 +45,6 @@ class Lane {
   int MemberOf(int rank) const;  // -1: not a member
 
   void Submit(std::shared_ptr<RequestState> request);
-  void UserWaits(const std::shared_ptr<RequestState>& request);
-  void UserPolls(const std::shared_ptr<RequestState>& request) { request->polled = true; }
   void OnMessage(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t batch) { executor_.OnSent(batch); }
   void SetJoined(bool joined);
@@ -89,7 +87,7 @@ class Lane {
   void Commit(uint32_t index);
   void AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale);
   std::vector<uint32_t> MissingOf(const ScheduledBatch& batch) const;
-  std::optional<Clock::time_point> PatienceEnds(const ScheduledBatch& batch) const;
+  static std::optional<Clock::time_point> PatienceEnds(const ScheduledBatch& batch);
   void LosePatience();
   Clock::time_point GatherUntil() const;
   void Speak();

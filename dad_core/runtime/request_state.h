@@ -58,7 +58,8 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
   bool warned = false;  // by the stall watch
-  bool polled = false;  // the user does not wait, but looks or wants to be called
+  bool waited_for = false;  // a user thread blocks on it
+  bool polled = false;      // it does not, but looks or wants to be called
   std::chrono::steady_clock::time_point started;  // of the first batch that carries it
 
   std::vector<int64_t> splits;

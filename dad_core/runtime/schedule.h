@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <set>
 #include <span>
 #include <unordered_map>
 #include <vector>
@@ -39,12 +40,16 @@ class Schedule {
   uint32_t id() const { return id_; }
   std::vector<ScheduledBatch>& batches() { return batches_; }
   const std::vector<ScheduledBatch>& batches() const { return batches_; }
+  // Batches of whose next run something is here, but not all.
+  std::set<uint32_t>& incomplete() { return incomplete_; }
+  const std::set<uint32_t>& incomplete() const { return incomplete_; }
   // Numbers of the batches that carry the tensor; empty if it is not scheduled.
   std::span<const uint32_t> BatchesOf(uint32_t cache_id) const;
 
  private:
   uint32_t id_ = 0;
   std::vector<ScheduledBatch> batches_;
+  std::set<uint32_t> incomplete_;
   std::unordered_map<uint32_t, std::vector<uint32_t>> batches_of_;
 };
 

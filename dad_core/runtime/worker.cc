@@ -112,9 +112,7 @@ void Worker::Handle(Event& event) {
   if (auto* submit = std::get_if<SubmitEvent>(&event)) {
     HandleSubmit(submit->request);
   } else if (auto* waiting = std::get_if<WaitingEvent>(&event)) {
-    if (Lane* lane = FindLane(waiting->request->request.process_set)) {
-      waiting->polls ? lane->UserPolls(waiting->request) : lane->UserWaits(waiting->request);
-    }
+    (waiting->polls ? waiting->request->polled : waiting->request->waited_for) = true;
   } else if (auto* message = std::get_if<MessageEvent>(&event)) {
     HandleMessage(*message);
   } else if (auto* lost = std::get_if<PeerLostEvent>(&event)) {

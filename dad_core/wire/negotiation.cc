@@ -148,10 +148,7 @@ std::vector<std::byte> Encode(const NegotiationMessage& message) {
   for (const auto& known : message.known) bits[known.cache_id / 8] |= 1u << (known.cache_id % 8);
   out.Varint(bits.size());
   for (uint8_t byte : bits) out.Value(byte);
-  std::vector<NegotiationMessage::Known> sorted = message.known;
-  std::sort(sorted.begin(), sorted.end(),
-            [](const auto& a, const auto& b) { return a.cache_id < b.cache_id; });
-  for (const auto& known : sorted) out.Varint(known.phase);
+  for (const auto& known : message.known) out.Varint(known.phase);
 
   out.Varint(message.fresh.size());
   for (const auto& fresh : message.fresh) {

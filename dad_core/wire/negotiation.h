@@ -66,7 +66,7 @@ struct NegotiationMessage {
   // In the round after a recall: how often this rank has committed to each batch.
   std::vector<uint32_t> committed;
   int64_t fusion_bytes = 0;  // rank 0's counts
-  std::vector<Known> known;
+  std::vector<Known> known;  // sorted: the order of submits is not sent
   std::vector<Fresh> fresh;
 };
 

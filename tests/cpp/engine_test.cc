@@ -1,0 +1,454 @@
+#include "dad/engine.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <fstream>
+#include <numeric>
+#include <random>
+
+#include "engine_fixture.h"
+
+namespace dad {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class EngineTest : public testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, EngineTest, testing::Values(1, 2, 3, 4, 7));
+
+TEST_P(EngineTest, SumsOverRanksStepAfterStep) {
+  Job job(GetParam());
+  job.Run([&](int rank) {
+    for (int step = 0; step < 20; ++step) {
+      Values small({1.0f * rank, 2.0f, 3.0f});
+      Values large(std::vector<float>(700'000, 1.0f + rank));
+      auto a = job[rank].Submit(small.AllReduce("small"));
+      auto b = job[rank].Submit(large.AllReduce("large", ReduceOp::kAverage));
+      ASSERT_TRUE(a->Wait(seconds(20)).ok());
+      ASSERT_TRUE(b->Wait(seconds(20)).ok());
+      const int n = job.size();
+      EXPECT_EQ(small.data[0], static_cast<float>(n * (n - 1) / 2));
+      EXPECT_EQ(small.data[2], 3.0f * n);
+      EXPECT_FLOAT_EQ(large.data[0], 1.0f + (n - 1) / 2.0f);
+      EXPECT_EQ(large.data.front(), large.data.back());
+    }
+  });
+}
+
+TEST(EngineTest, KnownTensorsNeedNoNegotiation) {
+  Job job(3);
+  auto step = [&](int rank) {
+    std::vector<Values> values(10, Values(std::vector<float>(100, 1.0f)));
+    std::vector<std::shared_ptr<Ticket>> tickets;
+    for (int i = 0; i < 10; ++i) {
+      tickets.push_back(job[rank].Submit(values[i].AllReduce("t" + std::to_string(i))));
+    }
+    for (auto& ticket : tickets) ASSERT_TRUE(ticket->Wait(seconds(20)).ok());
+    for (Values& v : values) EXPECT_EQ(v.data[50], 3.0f);
+  };
+  job.Run([&](int rank) {
+    for (int i = 0; i < 3; ++i) step(rank);
+  });
+  job.Run([&](int rank) { job[rank].ResetStats(); });
+  job.Run([&](int rank) {
+    for (int i = 0; i < 50; ++i) step(rank);
+  });
+  EXPECT_EQ(job[0].GetStats().negotiations, 0);
+  EXPECT_GE(job[0].GetStats().predicted_batches, 50);
+}
+
+TEST(EngineTest, OrderOfSubmitsMayDifferBetweenRanks) {
+  Job job(4);
+  job.Run([&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int step = 0; step < 30; ++step) {
+      std::vector<int> order(20);
+      std::iota(order.begin(), order.end(), 0);
+      std::shuffle(order.begin(), order.end(), random);
+      std::vector<Values> values;
+      for (int i = 0; i < 20; ++i) values.emplace_back(std::vector<float>(10, 1.0f * i));
+      std::vector<std::shared_ptr<Ticket>> tickets;
+      for (int i : order) {
+        tickets.push_back(job[rank].Submit(values[i].AllReduce("t" + std::to_string(i))));
+      }
+      for (auto& ticket : tickets) ASSERT_TRUE(ticket->Wait(seconds(20)).ok());
+      for (int i = 0; i < 20; ++i) EXPECT_EQ(values[i].data[3], 4.0f * i);
+    }
+  });
+}
+
+TEST(EngineTest, AWaitInTheMiddleOfAKnownOrderDoesNotHang) {
+  Job job(3);
+  job.Run([&](int rank) {
+    // Four steps with both, then one of them alone, then both again.
+    for (int step = 0; step < 12; ++step) {
+      Values a({1}), b({2});
+      auto first = job[rank].Submit(a.AllReduce("a"));
+      std::shared_ptr<Ticket> second;
+      if (step < 4 || step > 8) second = job[rank].Submit(b.AllReduce("b"));
+      ASSERT_TRUE(first->Wait(seconds(20)).ok());
+      if (second) {
+        ASSERT_TRUE(second->Wait(seconds(20)).ok());
+      }
+      EXPECT_EQ(a.data[0], 3.0f);
+    }
+  });
+}
+
+TEST(EngineTest, APollingUserDoesNotHangEither) {
+  Job job(2);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 4; ++step) {
+      Values a({1}), b({2});
+      auto first = job[rank].Submit(a.AllReduce("a"));
+      std::shared_ptr<Ticket> second;
+      if (step < 3) second = job[rank].Submit(b.AllReduce("b"));
+      const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+      while (!first->Done() && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(milliseconds(1));
+      }
+      ASSERT_TRUE(first->Done());
+      if (second) {
+        ASSERT_TRUE(second->Wait(seconds(20)).ok());
+      }
+    }
+  });
+}
+
+TEST(EngineTest, ShapeMismatchFailsThatTensorOnAllRanksAndNothingElse) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 6; ++step) {
+      Values good({1}), bad(std::vector<float>(step == 4 && rank == 2 ? 5 : 4, 1.0f));
+      auto a = job[rank].Submit(bad.AllReduce("bad"));
+      auto b = job[rank].Submit(good.AllReduce("good"));
+      const Status status = a->Wait(seconds(20));
+      if (step == 4) {
+        EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition);
+        EXPECT_EQ(status.message(),
+                  "ranks disagree on \"bad\": shape [4] on rank 0, [5] on rank 2");
+      } else {
+        EXPECT_TRUE(status.ok()) << status.ToString();
+        EXPECT_EQ(bad.data[0], 3.0f);
+      }
+      ASSERT_TRUE(b->Wait(seconds(20)).ok());
+      EXPECT_EQ(good.data[0], 3.0f);
+    }
+  });
+}
+
+TEST(EngineTest, AChangeOfShapeOnAllRanksIsNoMismatch) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 12; ++step) {
+      Values v(std::vector<float>(static_cast<size_t>(1 + step / 4), 1.0f));
+      ASSERT_TRUE(job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20)).ok());
+      EXPECT_EQ(v.data.back(), 3.0f);
+    }
+  });
+}
+
+TEST(EngineTest, EveryKindOfDisagreementNamesTheValues) {
+  Job job(2);
+  auto message = [&](const std::function<void(Request&)>& change) {
+    std::vector<std::string> messages(2);
+    job.Run([&](int rank) {
+      Values v({1, 2, 3, 4});
+      Request request = v.AllReduce("x");
+      if (rank == 1) change(request);
+      messages[static_cast<size_t>(rank)] =
+          job[rank].Submit(std::move(request))->Wait(seconds(20)).message();
+    });
+    EXPECT_EQ(messages[0], messages[1]);
+    return messages[0];
+  };
+  EXPECT_EQ(message([](Request& r) { r.op = ReduceOp::kMax; }),
+            "ranks disagree on \"x\": op Sum on rank 0, Max on rank 1");
+  EXPECT_EQ(message([](Request& r) { r.tensors[0].input.dtype = DType::kInt32; }),
+            "ranks disagree on \"x\": dtype float32 on rank 0, int32 on rank 1");
+  EXPECT_EQ(message([](Request& r) {
+              r.kind = OpKind::kBroadcast;
+              r.root_rank = 0;
+            }),
+            "ranks disagree on \"x\": collective allreduce on rank 0, broadcast on rank 1");
+  EXPECT_EQ(message([](Request& r) { r.method = "fp16"; }),
+            "ranks disagree on \"x\": method none on rank 0, fp16 on rank 1");
+  EXPECT_NE(message([](Request& r) { r.postscale = 2; }).find("postscale"), std::string::npos);
+}
+
+TEST(EngineTest, SameNameTwiceInFlightIsAnError) {
+  Job job(2);
+  job.Run([&](int rank) {
+    Values a({1}), b({1}), gate({0});
+    // Rank 1 comes late, so that the first is still in flight.
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(100));
+    auto first = job[rank].Submit(a.AllReduce("twin"));
+    if (rank == 0) {
+      const Status status = job[rank].Submit(b.AllReduce("twin"))->Wait(seconds(20));
+      EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+    }
+    EXPECT_TRUE(first->Wait(seconds(20)).ok());
+  });
+}
+
+TEST(EngineTest, GatherWithRowsThatChangeFromStepToStep) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 10; ++step) {
+      const int mine = (step + rank) % 3;  // 0 rows at times
+      Values v(std::vector<float>(static_cast<size_t>(mine), 1.0f * rank));
+      ASSERT_TRUE(job[rank].Submit(v.AllGather("g"))->Wait(seconds(20)).ok());
+      std::vector<float> expected;
+      for (int r = 0; r < 3; ++r) {
+        expected.insert(expected.end(), static_cast<size_t>((step + r) % 3), 1.0f * r);
+      }
+      EXPECT_EQ(v.gathered, expected);
+    }
+  });
+}
+
+TEST(EngineTest, GroupsAreDoneAsAWhole) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 5; ++step) {
+      std::vector<Values> values;
+      for (int i = 0; i < 50; ++i) {
+        values.emplace_back(std::vector<float>(static_cast<size_t>(10'000 * (i % 3) + 1), 1.0f));
+      }
+      Request group = values[0].AllReduce("group");
+      for (size_t i = 1; i < values.size(); ++i) group.tensors.push_back(values[i].View());
+      ASSERT_TRUE(job[rank].Submit(std::move(group))->Wait(seconds(20)).ok());
+      for (Values& v : values) EXPECT_EQ(v.data.back(), 3.0f);
+    }
+  });
+}
+
+TEST(EngineTest, ProcessSetsWorkSideBySide) {
+  Job job(4, {}, {{0, 1}, {1, 2, 3}});
+  job.Run([&](int rank) {
+    for (int step = 0; step < 10; ++step) {
+      Values a({1}), b({1}), c({1});
+      std::vector<std::shared_ptr<Ticket>> tickets;
+      if (rank <= 1) {
+        Request request = a.AllReduce("x");
+        request.process_set = 1;
+        tickets.push_back(job[rank].Submit(std::move(request)));
+      }
+      if (rank >= 1) {
+        Request request = b.AllReduce("x");
+        request.process_set = 2;
+        tickets.push_back(job[rank].Submit(std::move(request)));
+      }
+      tickets.push_back(job[rank].Submit(c.AllReduce("x")));
+      for (auto& ticket : tickets) ASSERT_TRUE(ticket->Wait(seconds(20)).ok());
+      if (rank <= 1) EXPECT_EQ(a.data[0], 2.0f);
+      if (rank >= 1) EXPECT_EQ(b.data[0], 3.0f);
+      EXPECT_EQ(c.data[0], 4.0f);
+    }
+  });
+}
+
+TEST(EngineTest, ProcessSetsComeAndGo) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int i = 0; i < 3; ++i) {
+      auto added = job[rank].Submit(
+          Bare(OpKind::kAddProcessSet, "add" + std::to_string(i), {0, 2}));
+      ASSERT_TRUE(added->Wait(seconds(20)).ok());
+      const int id = static_cast<int>(added->value());
+      EXPECT_EQ(id, i + 1);
+      EXPECT_EQ(job[rank].ProcessSetRanks(id), (std::vector<int>{0, 2}));
+      Values v({1});
+      Request request = v.AllReduce("x");
+      request.process_set = id;
+      const Status status = job[rank].Submit(std::move(request))->Wait(seconds(20));
+      if (rank == 1) {
+        EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      } else {
+        ASSERT_TRUE(status.ok()) << status.ToString();
+        EXPECT_EQ(v.data[0], 2.0f);
+      }
+      auto removed = job[rank].Submit(
+          Bare(OpKind::kRemoveProcessSet, "remove" + std::to_string(i), {id}));
+      ASSERT_TRUE(removed->Wait(seconds(20)).ok());
+      EXPECT_TRUE(job[rank].ProcessSetRanks(id).empty());
+    }
+  });
+}
+
+TEST(EngineTest, JoinedRanksContributeNothingToAnyCollective) {
+  Job job(3);
+  job.Run([&](int rank) {
+    for (int epoch = 0; epoch < 3; ++epoch) {
+      const int steps = 4 + 3 * rank;  // rank 0 is through first
+      for (int step = 0; step < steps; ++step) {
+        int present = 0;
+        float sum = 0;
+        for (int r = 0; r < 3; ++r) {
+          if (step < 4 + 3 * r) {
+            ++present;
+            sum += static_cast<float>(r);
+          }
+        }
+        Values v({1, 1.0f * rank}), large(std::vector<float>(5000, 1.0f)), g({1.0f * rank});
+        auto a = job[rank].Submit(v.AllReduce("a"));
+        auto b = job[rank].Submit(large.AllReduce("b"));
+        auto c = job[rank].Submit(g.AllGather("c"));
+        ASSERT_TRUE(a->Wait(seconds(20)).ok());
+        ASSERT_TRUE(b->Wait(seconds(20)).ok());
+        ASSERT_TRUE(c->Wait(seconds(20)).ok());
+        EXPECT_EQ(v.data[0], static_cast<float>(present));
+        EXPECT_EQ(v.data[1], sum);
+        EXPECT_EQ(large.data[4999], static_cast<float>(present));
+        EXPECT_EQ(g.gathered.size(), static_cast<size_t>(present));
+      }
+      auto join = job[rank].Submit(Bare(OpKind::kJoin, "join" + std::to_string(epoch)));
+      ASSERT_TRUE(join->Wait(seconds(20)).ok());
+      EXPECT_EQ(join->value(), 2);
+    }
+  });
+}
+
+TEST(EngineTest, KilledPeerFailsEverybodyByName) {
+  Job job(4);
+  std::atomic<int> failures{0};
+  job.Run([&](int rank) {
+    Values warm({1});
+    ASSERT_TRUE(job[rank].Submit(warm.AllReduce("warm"))->Wait(seconds(20)).ok());
+    if (rank == 2) return job.network().Kill(2);
+    Values v({1});
+    const Status status = job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
+    EXPECT_EQ(status.code(), StatusCode::kAborted);
+    EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+    // And from now on.
+    EXPECT_EQ(job[rank].Submit(v.AllReduce("w"))->Wait(seconds(20)).code(), StatusCode::kAborted);
+    ++failures;
+  });
+  EXPECT_EQ(failures, 3);
+}
+
+TEST(EngineTest, SilentPeerFailsEverybodyAfterTheTimeout) {
+  Options options;
+  options.timeout_seconds = 0.5;
+  Job job(3, options);
+  job.Run([&](int rank) {
+    Values warm({1});
+    ASSERT_TRUE(job[rank].Submit(warm.AllReduce("warm"))->Wait(seconds(20)).ok());
+    if (rank == 1) return job.network().Silence(1);
+    Values v({1});
+    const Status status = job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
+    EXPECT_EQ(status.code(), StatusCode::kAborted);
+    EXPECT_NE(status.message().find("rank 1"), std::string::npos) << status.message();
+  });
+}
+
+TEST(EngineTest, SlowPeerIsNotASilentOne) {
+  Options options;
+  options.timeout_seconds = 0.3;
+  Job job(2, options);
+  job.Run([&](int rank) {
+    if (rank == 1) std::this_thread::sleep_for(seconds(1));
+    Values v({1});
+    EXPECT_TRUE(job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20)).ok());
+  });
+}
+
+TEST(EngineTest, APeerThatShutsDownFailsWhatNeedsIt) {
+  Job job(3);
+  job.Run([&](int rank) {
+    Values warm({1});
+    ASSERT_TRUE(job[rank].Submit(warm.AllReduce("warm"))->Wait(seconds(20)).ok());
+    if (rank == 2) return job.Leave(2);
+    Values v({1});
+    const Status status = job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
+    EXPECT_EQ(status.code(), StatusCode::kAborted);
+    EXPECT_NE(status.message().find("rank 2"), std::string::npos) << status.message();
+  });
+}
+
+TEST(EngineTest, DestructorFailsEveryOpenTicket) {
+  std::shared_ptr<Ticket> open;
+  Values v({1});
+  {
+    Job job(2);
+    open = job[0].Submit(v.AllReduce("never"));
+  }
+  EXPECT_EQ(open->Wait(seconds(1)).code(), StatusCode::kAborted);
+}
+
+TEST(EngineTest, WaitGivesUpAfterItsTimeoutAndTheRequestGoesOn) {
+  Job job(2);
+  job.Run([&](int rank) {
+    Values v({1});
+    if (rank == 1) std::this_thread::sleep_for(milliseconds(200));
+    auto ticket = job[rank].Submit(v.AllReduce("v"));
+    if (rank == 0) {
+      EXPECT_EQ(ticket->Wait(milliseconds(20)).code(), StatusCode::kTimeout);
+    }
+    EXPECT_TRUE(ticket->Wait(seconds(20)).ok());
+    EXPECT_EQ(v.data[0], 2.0f);
+  });
+}
+
+TEST(EngineTest, StallShutdownNamesTensorAndRanks) {
+  Options options;
+  options.stall_warning_seconds = 0.1;
+  options.stall_shutdown_seconds = 0.3;
+  Job job(2, options);
+  Values v({1});
+  const Status status = job[0].Submit(v.AllReduce("lonely"))->Wait(seconds(20));
+  EXPECT_EQ(status.code(), StatusCode::kAborted);
+  EXPECT_NE(status.message().find("\"lonely\""), std::string::npos) << status.message();
+  EXPECT_NE(status.message().find("rank(s) 1"), std::string::npos) << status.message();
+}
+
+TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
+  const std::string path = testing::TempDir() + "dad_timeline.json";
+  {
+    Job job(2);
+    ASSERT_TRUE(job[0].StartTimeline(path, true).ok());
+    job.Run([&](int rank) {
+      Values v({1});
+      ASSERT_TRUE(job[rank].Submit(v.AllReduce("my \"tensor\""))->Wait(seconds(20)).ok());
+    });
+    ASSERT_TRUE(job[0].StopTimeline().ok());
+  }
+  std::ifstream file(path);
+  const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  for (const char* part : {"NEGOTIATE_ALLREDUCE", "\"ALLREDUCE\"", "my \\\"tensor\\\"",
+                           "dad_clock"}) {
+    EXPECT_NE(text.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(text.substr(text.size() - 2), "]\n");
+}
+
+TEST(EngineTest, ResultsDoNotDependOnWhatIsFusedWithWhat) {
+  std::vector<std::vector<float>> results;
+  for (int64_t fusion : {0, 1000, 100'000'000}) {
+    Options options;
+    options.fusion_bytes = fusion;
+    Job job(3, options);
+    std::vector<float> result;
+    job.Run([&](int rank) {
+      std::mt19937 random(static_cast<unsigned>(rank));
+      std::normal_distribution<float> normal;
+      std::vector<float> data(3001);
+      for (float& x : data) x = normal(random);
+      Values a(data), b(data);
+      auto first = job[rank].Submit(a.AllReduce("a", ReduceOp::kAverage));
+      auto second = job[rank].Submit(b.AllReduce("b", ReduceOp::kAverage));
+      ASSERT_TRUE(first->Wait(seconds(20)).ok());
+      ASSERT_TRUE(second->Wait(seconds(20)).ok());
+      EXPECT_EQ(a.data, b.data);
+      if (rank == 0) result = a.data;
+    });
+    results.push_back(result);
+  }
+  EXPECT_EQ(results[0], results[1]);
+  EXPECT_EQ(results[0], results[2]);
+}
+
+}  // namespace
+}  // namespace dad
