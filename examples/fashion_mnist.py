@@ -20,7 +20,7 @@ import dad
 import dad.torch as hvd
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--epochs", type=int, default=4)
+parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
 parser.add_argument("--lr", type=float, default=0.05, help="for 256 images per step")
 parser.add_argument("--compression", nargs="+", default=["none", "fp16", "bf16"])
