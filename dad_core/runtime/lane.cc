@@ -4,6 +4,7 @@
 
 #include "runtime/batch_id.h"
 #include "runtime/fuser.h"
+#include "runtime/timeline.h"
 #include "util/hash.h"
 #include "util/log.h"
 
@@ -29,7 +30,11 @@ Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options, 
       executor_(member_, static_cast<int>(ranks_.size()), wire,
                 [this](const std::shared_ptr<RequestState>& request) { Done(request); }),
       fusion_bytes_(options.fusion_bytes),
-      wanted_fusion_bytes_(options.fusion_bytes) {}
+      wanted_fusion_bytes_(options.fusion_bytes) {
+  if (options.autotune && id == 0 && member_ == 0) {
+    tuner_ = std::make_unique<Tuner>(options.fusion_bytes, options.autotune_log);
+  }
+}
 
 int Lane::MemberOf(int rank) const {
   auto found = std::find(ranks_.begin(), ranks_.end(), rank);
@@ -98,6 +103,9 @@ void Lane::Commit(uint32_t index) {
   batch.present.clear();
   schedule_->incomplete().erase(index);
   ++num_predicted_;
+  if (tuner_ && index == 0) {
+    if (auto fusion_bytes = tuner_->StepBegins(Clock::now())) Retune(*fusion_bytes);
+  }
   Group group{member_, static_cast<int>(num_members()), {}};
   executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
                   std::move(parts), group);
@@ -137,9 +145,10 @@ void Lane::LosePatience() {
   }
 }
 
+// The others take the size over when they build the next schedule.
 void Lane::Retune(int64_t fusion_bytes) {
   wanted_fusion_bytes_ = fusion_bytes;
-  if (schedule_.has_value()) AskRecall({}, {});
+  AskRecall({}, {});
 }
 
 void Lane::SetJoined(bool joined) {
@@ -254,6 +263,7 @@ NegotiationMessage Lane::Compose() {
 }
 
 void Lane::Conclude(std::vector<NegotiationMessage> messages) {
+  wire_->timeline()->Cycle();
   const bool counted = recall_ == Recall::kCounting;
   if (counted) FinishRecall(messages);
   Result<Decision> decision = negotiator_.Decide(messages);

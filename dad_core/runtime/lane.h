@@ -18,6 +18,7 @@
 #include "runtime/request_state.h"
 #include "runtime/schedule.h"
 #include "runtime/tensor_cache.h"
+#include "runtime/tuner.h"
 #include "runtime/wire_out.h"
 
 namespace dad {
@@ -76,9 +77,6 @@ class Lane {
   int64_t num_negotiations() const { return static_cast<int64_t>(sequence_); }
   int64_t num_predicted() const { return num_predicted_; }
 
-  // Asks for a new schedule with this fusion size (rank 0's word counts).
-  void Retune(int64_t fusion_bytes);
-
  private:
   size_t num_members() const { return ranks_.size(); }
 
@@ -89,6 +87,7 @@ class Lane {
   std::vector<uint32_t> MissingOf(const ScheduledBatch& batch) const;
   static std::optional<Clock::time_point> PatienceEnds(const ScheduledBatch& batch);
   void LosePatience();
+  void Retune(int64_t fusion_bytes);
   Clock::time_point GatherUntil() const;
   void Speak();
   NegotiationMessage Compose();
@@ -129,6 +128,7 @@ class Lane {
   int64_t fusion_bytes_;
   int64_t wanted_fusion_bytes_;
   int64_t num_predicted_ = 0;
+  std::unique_ptr<Tuner> tuner_;  // on the first member of the global set, if asked for
 
   bool joined_ = false;
   bool joined_said_ = false;

@@ -1,0 +1,131 @@
+#include "wire/negotiation.h"
+
+#include <gtest/gtest.h>
+
+#include "runtime/negotiator.h"
+
+namespace dad {
+namespace {
+
+RequestMeta Meta(const std::string& name, Shape shape = {4}) {
+  RequestMeta meta;
+  meta.name = name;
+  meta.method = "none";
+  meta.tensors = {{DType::kFloat32, std::move(shape)}};
+  return meta;
+}
+
+NegotiationMessage Fresh(std::vector<RequestMeta> metas) {
+  NegotiationMessage message;
+  for (RequestMeta& meta : metas) message.fresh.push_back({std::move(meta), 0});
+  return message;
+}
+
+TEST(NegotiationTest, MessagesSurviveTheWire) {
+  NegotiationMessage message = Fresh({Meta("a", {3, 1 << 30}), Meta("\"b\"", {})});
+  message.joined = true;
+  message.recall = true;
+  message.missing = {7, 300};
+  message.stale = {1};
+  message.committed = {0, 5, 100'000};
+  message.fusion_bytes = 1 << 20;
+  message.known = {{0, 9}, {17, 10}};
+  message.fresh[0].meta.ranks = {2, 0};
+  message.fresh[0].meta.recurring = false;
+  Result<NegotiationMessage> back = DecodeNegotiation(Encode(message));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(Encode(back.value()), Encode(message));
+  EXPECT_EQ(back.value().known[1].cache_id, 17u);
+  EXPECT_EQ(back.value().known[1].phase, 10u);
+  EXPECT_EQ(back.value().fresh[0].meta.tensors[0].shape, (Shape{3, 1 << 30}));
+}
+
+TEST(NegotiationTest, EveryTruncatedMessageIsRefused) {
+  NegotiationMessage message = Fresh({Meta("some name", {3, 4}), Meta("b")});
+  message.known = {{3, 1}};
+  const std::vector<std::byte> bytes = Encode(message);
+  for (size_t length = 0; length < bytes.size(); ++length) {
+    EXPECT_FALSE(DecodeNegotiation(std::span(bytes).first(length)).ok()) << length;
+  }
+  std::vector<std::byte> longer = bytes;
+  longer.push_back({});
+  EXPECT_FALSE(DecodeNegotiation(longer).ok());
+}
+
+TEST(NegotiatorTest, OrderIsThatOfFirstSightWhateverTheSubmitOrder) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  const std::vector<NegotiationMessage> messages = {Fresh({Meta("b"), Meta("a")}),
+                                                    Fresh({Meta("a"), Meta("c"), Meta("b")})};
+  const Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.ready.size(), 2u);
+  EXPECT_EQ(decision.ready[0].meta.name, "b");
+  EXPECT_EQ(decision.ready[1].meta.name, "a");
+  const auto waiting = negotiator.Waiting();
+  ASSERT_EQ(waiting.size(), 1u);
+  EXPECT_EQ(waiting[0].first, "c");
+  EXPECT_EQ(waiting[0].second, std::vector<int>{0});
+}
+
+TEST(NegotiatorTest, AMismatchWaitsForAllRanksAndNamesAllThatDiffer) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 2, 5}, &cache);
+  std::vector<NegotiationMessage> messages = {Fresh({Meta("x", {4})}), Fresh({Meta("x", {5})}),
+                                              Fresh({})};
+  EXPECT_TRUE(negotiator.Decide(messages).value().failed.empty());
+  messages = {Fresh({}), Fresh({}), Fresh({Meta("x", {6})})};
+  const Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.failed.size(), 1u);
+  EXPECT_EQ(decision.failed[0].message,
+            "ranks disagree on \"x\": shape [4] on rank 0, [5] on rank 2, [6] on rank 5");
+  EXPECT_TRUE(negotiator.Waiting().empty());
+}
+
+TEST(NegotiatorTest, JoinedRanksAreNotWaitedFor) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  NegotiationMessage joined;
+  joined.joined = true;
+  std::vector<NegotiationMessage> messages = {Fresh({Meta("x")}), joined};
+  const Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.ready.size(), 1u);
+  EXPECT_EQ(decision.ready[0].absent, (std::vector<bool>{false, true}));
+  EXPECT_EQ(decision.last_joined, -1);
+  messages = {joined, joined};
+  EXPECT_EQ(negotiator.Decide(messages).value().last_joined, 0);
+}
+
+TEST(NegotiatorTest, AJoinedRootCannotBroadcast) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  RequestMeta meta = Meta("x");
+  meta.kind = OpKind::kBroadcast;
+  meta.root_rank = 1;
+  NegotiationMessage joined;
+  joined.joined = true;
+  const std::vector<NegotiationMessage> messages = {Fresh({meta}), joined};
+  EXPECT_EQ(negotiator.Decide(messages).value().failed.size(), 1u);
+}
+
+TEST(NegotiatorTest, AnUnknownNumberIsRefused) {
+  TensorCache cache(10);
+  Negotiator negotiator({0}, &cache);
+  NegotiationMessage message;
+  message.known = {{3, 0}};
+  EXPECT_FALSE(negotiator.Decide(std::span(&message, 1)).ok());
+}
+
+TEST(TensorCacheTest, TheOldestThatIsNotScheduledMakesRoom) {
+  TensorCache cache(2);
+  EXPECT_FALSE(cache.Note(Meta("a"), 0));
+  EXPECT_FALSE(cache.Note(Meta("b"), 0));
+  EXPECT_TRUE(cache.Note(Meta("a"), 0));
+  cache.Get(*cache.Find("a"))->scheduled = true;
+  EXPECT_FALSE(cache.Note(Meta("c"), 0));
+  EXPECT_TRUE(cache.Find("a").has_value());
+  EXPECT_FALSE(cache.Find("b").has_value());
+  EXPECT_TRUE(cache.Find("c").has_value());
+}
+
+}  // namespace
+}  // namespace dad
