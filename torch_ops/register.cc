@@ -1,5 +1,8 @@
 // The ops that torch.compile can trace: functional and blocking. Their shapes
 // for tracing (fake kernels) and gradients are in python/dad/torch/graph_ops.py.
+//
+// A gradient that depends on rank or size is an op of its own: compiled graphs are cached
+// on disk and shared by ranks and jobs, so a graph must not contain either.
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 #include <torch/library.h>
@@ -84,13 +87,16 @@ std::tuple<at::Tensor, at::Tensor> AllToAll(const at::Tensor& tensor,
   return {done->results()[0], at::tensor(done->received_splits(), type)};
 }
 
+std::shared_ptr<dad::Engine> Running() {
+  auto engine = dad::ProcessEngine();
+  if (!engine) ThrowIfError(dad::Status::Aborted("dad was shut down during the backward pass"));
+  return engine;
+}
+
 // Rows of all ranks before this one, for each of the tensors that were gathered.
 std::vector<int64_t> RowsBefore(c10::IntArrayRef rows, int64_t process_set) {
   auto all = AllGather({at::tensor(rows, at::kLong).unsqueeze(0)}, "", process_set)[0];
-  auto engine = dad::ProcessEngine();
-  if (!engine) {
-    ThrowIfError(dad::Status::InvalidArgument("dad was shut down during the backward pass"));
-  }
+  auto engine = Running();
   std::vector<int64_t> before(rows.size(), 0);
   auto counts = all.accessor<int64_t, 2>();
   const auto members = engine->ProcessSetRanks(static_cast<int>(process_set));
@@ -113,6 +119,30 @@ std::vector<at::Tensor> AllGatherBackward(at::TensorList grads, c10::IntArrayRef
   return means;
 }
 
+// What each rank contributed to its gradient, from the gradients of all parts. `rows` is for
+// the tracer only.
+std::vector<at::Tensor> ReduceScatterBackward(at::TensorList grads, c10::IntArrayRef /*rows*/,
+                                              int64_t op, double prescale, double postscale,
+                                              int64_t process_set) {
+  double factor = prescale * postscale;
+  if (static_cast<ReduceOp>(op) == ReduceOp::kSum) {
+    factor *= static_cast<double>(Running()->ProcessSetRanks(static_cast<int>(process_set)).size());
+  }
+  auto gathered = AllGather(grads, "", process_set);
+  if (factor != 1.0) {
+    for (at::Tensor& grad : gathered) grad.mul_(factor);
+  }
+  return gathered;
+}
+
+// The mean over ranks on the root, which alone had an influence; zeros elsewhere.
+at::Tensor BroadcastBackward(const at::Tensor& grad, int64_t root_rank, int64_t process_set) {
+  auto mean = AllReduce({grad}, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0,
+                        process_set)[0];
+  if (Running()->world().rank != root_rank) mean.zero_();
+  return mean;
+}
+
 // Sends every row back to where it came from. `rows` is for the tracer only.
 at::Tensor AllToAllBackward(const at::Tensor& grad, const at::Tensor& received_splits,
                             int64_t /*rows*/, int64_t process_set) {
@@ -126,9 +156,13 @@ TORCH_LIBRARY(dad, m) {
   m.def(
       "reducescatter(Tensor[] tensors, str name, int op, float prescale, float postscale, "
       "int process_set) -> Tensor[]");
+  m.def(
+      "reducescatter_backward(Tensor[] grads, SymInt[] rows, int op, float prescale, "
+      "float postscale, int process_set) -> Tensor[]");
   m.def("allgather(Tensor[] tensors, str name, int process_set) -> Tensor[]");
   m.def("allgather_backward(Tensor[] grads, SymInt[] rows, int process_set) -> Tensor[]");
   m.def("broadcast(Tensor tensor, int root_rank, str name, int process_set) -> Tensor");
+  m.def("broadcast_backward(Tensor grad, int root_rank, int process_set) -> Tensor");
   m.def(
       "alltoall(Tensor tensor, Tensor? splits, str name, int process_set) -> (Tensor, Tensor)");
   m.def(
@@ -140,9 +174,11 @@ TORCH_LIBRARY(dad, m) {
 TORCH_LIBRARY_IMPL(dad, CompositeExplicitAutograd, m) {
   m.impl("allreduce", &AllReduce);
   m.impl("reducescatter", &ReduceScatter);
+  m.impl("reducescatter_backward", &ReduceScatterBackward);
   m.impl("allgather", &AllGather);
   m.impl("allgather_backward", &AllGatherBackward);
   m.impl("broadcast", &Broadcast);
+  m.impl("broadcast_backward", &BroadcastBackward);
   m.impl("alltoall", &AllToAll);
   m.impl("alltoall_backward", &AllToAllBackward);
 }

@@ -35,9 +35,12 @@ class Results:
         self.output = output
 
     def assert_passed(self, check: str) -> None:
-        for rank, results in enumerate(self._by_rank):
-            outcome = results.get(check, "did not finish; output of the job:\n" + self.output[-4000:])
-            assert outcome == "passed", f"rank {rank}: {outcome}"
+        problems = {
+            rank: results.get(check, "did not finish; output of the job:\n" + self.output[-4000:])
+            for rank, results in enumerate(self._by_rank)
+            if results.get(check) != "passed"
+        }
+        assert not problems, "\n".join(f"rank {rank}: {text}" for rank, text in problems.items())
 
 
 def launch(file: str, num_ranks: int, timeout: float = 240, **environment: str) -> Results:

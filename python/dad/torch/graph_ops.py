@@ -11,23 +11,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch._library.effects import EffectType
 
 from dad import basics
-from dad._lib import _core
 from dad.torch._load import _torch  # noqa: F401  registers the ops
 
 Tensors = Sequence[torch.Tensor]
 
 
-def _rank_in(process_set: int) -> tuple[int, int]:
-    """This process's place in a set, and the size of the set."""
-    members = list(_core.process_set_ranks(process_set))
-    if basics.rank() not in members:
-        raise ValueError(f"rank {basics.rank()} is not in process set {process_set}")
-    return members.index(basics.rank()), len(members)
+# Shapes. A number of rows that depends on rank, size or the other ranks is left open: compiled graphs
+# are cached on disk and shared by ranks and jobs.
 
 
-# Shapes. Rows that only the other ranks know become a size that the tracer leaves open.
+def _with_open_rows(tensors: Tensors) -> list[torch.Tensor]:
+    context = torch.library.get_ctx()
+    return [t.new_empty((context.new_dynamic_size(), *t.shape[1:])) for t in tensors]
+
+
+def _with_rows(tensors: Tensors, rows: Sequence[int]) -> list[torch.Tensor]:
+    return [tensor.new_empty((count, *tensor.shape[1:])) for tensor, count in zip(tensors, rows, strict=True)]
 
 
 @torch.library.register_fake("dad::allreduce")
@@ -37,20 +39,24 @@ def _(tensors: Tensors, name: str, op: int, prescale: float, postscale: float, p
 
 @torch.library.register_fake("dad::reducescatter")
 def _(tensors: Tensors, name: str, op: int, prescale: float, postscale: float, process_set: int) -> Any:
-    rank, size = _rank_in(process_set)
-    # The remainder goes to the lowest ranks.
-    return [t.new_empty(((t.shape[0] + size - 1 - rank) // size, *t.shape[1:])) for t in tensors]
+    return _with_open_rows(tensors)
 
 
 @torch.library.register_fake("dad::allgather")
 def _(tensors: Tensors, name: str, process_set: int) -> Any:
-    context = torch.library.get_ctx()
-    return [t.new_empty((context.new_dynamic_size(), *t.shape[1:])) for t in tensors]
+    return _with_open_rows(tensors)
 
 
 @torch.library.register_fake("dad::allgather_backward")
 def _(grads: Tensors, rows: Sequence[int], process_set: int) -> Any:
-    return [grad.new_empty((count, *grad.shape[1:])) for grad, count in zip(grads, rows, strict=True)]
+    return _with_rows(grads, rows)
+
+
+@torch.library.register_fake("dad::reducescatter_backward")
+def _(
+    grads: Tensors, rows: Sequence[int], op: int, prescale: float, postscale: float, process_set: int
+) -> Any:
+    return _with_rows(grads, rows)
 
 
 @torch.library.register_fake("dad::broadcast")
@@ -58,12 +64,17 @@ def _(tensor: torch.Tensor, root_rank: int, name: str, process_set: int) -> torc
     return tensor.new_empty(tensor.shape)
 
 
+@torch.library.register_fake("dad::broadcast_backward")
+def _(grad: torch.Tensor, root_rank: int, process_set: int) -> torch.Tensor:
+    return grad.new_empty(grad.shape)
+
+
 @torch.library.register_fake("dad::alltoall")
 def _(tensor: torch.Tensor, splits: torch.Tensor | None, name: str, process_set: int) -> Any:
-    rows = torch.library.get_ctx().new_dynamic_size()
-    _, size = _rank_in(process_set)
-    received = splits.new_empty(size) if splits is not None else tensor.new_empty(size, dtype=torch.int32)
-    return tensor.new_empty((rows, *tensor.shape[1:])), received
+    (output,) = _with_open_rows([tensor])
+    if splits is not None:
+        return output, splits.new_empty(splits.shape)
+    return output, tensor.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int32)
 
 
 @torch.library.register_fake("dad::alltoall_backward")
@@ -75,7 +86,8 @@ def _(grad: torch.Tensor, received_splits: torch.Tensor, rows: int, process_set:
 
 
 def _keep_reduction(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    _, _, ctx.op, ctx.prescale, ctx.postscale, ctx.process_set = inputs
+    tensors, _, ctx.op, ctx.prescale, ctx.postscale, ctx.process_set = inputs
+    ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
 
 
 def _require_linear(op: int, what: str) -> None:
@@ -91,11 +103,10 @@ def _allreduce_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
 
 def _reducescatter_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
     _require_linear(ctx.op, "reducescatter")
-    factor = ctx.prescale * ctx.postscale
-    if ctx.op == basics.Sum:
-        factor *= _rank_in(ctx.process_set)[1]
-    grads = [grad * factor for grad in grads] if factor != 1 else list(grads)
-    return torch.ops.dad.allgather(grads, "", ctx.process_set), None, None, None, None, None
+    gathered = torch.ops.dad.reducescatter_backward(
+        list(grads), ctx.rows, ctx.op, ctx.prescale, ctx.postscale, ctx.process_set
+    )
+    return gathered, None, None, None, None, None
 
 
 def _keep_rows(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -112,10 +123,7 @@ def _keep_root(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
 
 
 def _broadcast_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    (mean,) = torch.ops.dad.allreduce([grad], "", basics.Average, 1.0, 1.0, ctx.process_set)
-    if basics.rank() != ctx.root_rank:
-        mean = torch.zeros_like(mean)
-    return mean, None, None, None
+    return torch.ops.dad.broadcast_backward(grad, ctx.root_rank, ctx.process_set), None, None, None
 
 
 def _keep_splits(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
@@ -138,3 +146,18 @@ for _name, _backward, _setup in (
     ("alltoall", _alltoall_backward, _keep_splits),
 ):
     torch.library.register_autograd(f"dad::{_name}", _backward, setup_context=_setup)
+
+# A collective is more than its result: ranks would wait for ever for one that a compiler has dropped
+# because this rank does not use the result, or has moved behind another.
+for _name in (
+    "allreduce",
+    "reducescatter",
+    "reducescatter_backward",
+    "allgather",
+    "allgather_backward",
+    "broadcast",
+    "broadcast_backward",
+    "alltoall",
+    "alltoall_backward",
+):
+    torch.library._register_effectful_op(f"dad::{_name}", EffectType.ORDERED)
