@@ -65,7 +65,9 @@ foreach(wrapper ${python_mpicc} mpicc.openmpi mpicc.mpich mpicc)
     if(flavour AND NOT TARGET dad_mpi_${flavour})
       dad_add_plugin(mpi_${flavour} SOURCES ${mpi_sources} INCLUDES ${includes}
         LIBRARIES ${library} RPATH ${dirs})
-      target_compile_definitions(dad_mpi_${flavour} PRIVATE DAD_MPI_FLAVOUR="${flavour}")
+      # mpi.h would bring C++ bindings that live in a library of their own.
+      target_compile_definitions(dad_mpi_${flavour} PRIVATE DAD_MPI_FLAVOUR="${flavour}"
+        OMPI_SKIP_MPICXX MPICH_SKIP_MPICXX)
     endif()
     unset(header)
     unset(library)

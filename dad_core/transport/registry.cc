@@ -23,7 +23,7 @@ struct Backend {
 const std::vector<Backend>& Backends() {
   static const std::vector<Backend> backends = {
       {"gloo", "libdad_gloo.so", "apt install libgloo-dev", {}},
-      {"mpi", "libdad_mpi_openmpi.so", "apt install libopenmpi-dev", {"OMPI_"}},
+      {"mpi", "libdad_mpi_openmpi.so", "apt install libopenmpi-dev", {"OMPI_COMM_WORLD_"}},
       {"mpi", "libdad_mpi_mpich.so", "apt install libmpich-dev", {"PMI_", "PMIX_", "HYDRA_"}},
   };
   return backends;
@@ -56,6 +56,7 @@ std::vector<const Backend*> Candidates(const std::string& name) {
 }
 
 struct Plugin {
+  void* library = nullptr;
   const char* (*abi)() = nullptr;
   const char* (*describe)() = nullptr;
   Transport* (*connect)(const PluginArgs*, char*, size_t) = nullptr;
@@ -72,6 +73,7 @@ Result<Plugin> OpenOne(const Backend& backend, const std::string& plugin_dir) {
                                std::string(backend.remedy) + ", then reinstall dad)");
   }
   Plugin plugin;
+  plugin.library = library;
   plugin.abi = reinterpret_cast<decltype(plugin.abi)>(dlsym(library, "dad_plugin_abi"));
   plugin.describe =
       reinterpret_cast<decltype(plugin.describe)>(dlsym(library, "dad_plugin_describe"));
@@ -100,6 +102,8 @@ Result<Plugin> Open(const std::string& name, const std::string& plugin_dir) {
   return Status::Unavailable(reasons);
 }
 
+}  // namespace
+
 Status ReadPluginError(const char* error) {
   const int code = error[0] - '0';
   if (code <= 0 || code > static_cast<int>(StatusCode::kInternal)) {
@@ -107,8 +111,6 @@ Status ReadPluginError(const char* error) {
   }
   return Status(static_cast<StatusCode>(code), error + 1);
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options) {
@@ -133,6 +135,17 @@ Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, con
   if (transport == nullptr) return ReadPluginError(error);
   (void)control.release();  // is the new transport's now
   return transport;
+}
+
+Result<void*> FindInPlugin(const std::string& name, const std::string& plugin_dir,
+                           const char* symbol) {
+  Result<Plugin> plugin = Open(name, plugin_dir);
+  if (!plugin.ok()) return plugin.status();
+  void* found = dlsym(plugin.value().library, symbol);
+  if (found == nullptr) {
+    return Status::Unavailable("the plug-in of " + name + " has no " + symbol);
+  }
+  return found;
 }
 
 Status PluginAvailable(const std::string& name, const std::string& plugin_dir) {

@@ -32,6 +32,7 @@ inline void WritePluginError(const Status& status, char* error, size_t error_siz
   std::snprintf(error, error_size, "%c%s", '0' + static_cast<int>(status.code()),
                 status.message().c_str());
 }
+Status ReadPluginError(const char* error);
 
 // Opens libdad_<name>.so in world.plugin_dir and meets the other ranks. "mpi" is
 // whichever MPI this process was launched by. A world of size 1 needs no plug-in.
@@ -39,5 +40,9 @@ inline void WritePluginError(const Status& status, char* error, size_t error_siz
 // not there.
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options);
+
+// A further C entry point that only some plug-ins have.
+Result<void*> FindInPlugin(const std::string& name, const std::string& plugin_dir,
+                           const char* symbol);
 
 }  // namespace dad
