@@ -29,10 +29,10 @@ def code(text):
 
 def page():
     rows = []
-    for option in _core.option_table():
-        variables = " ".join(code(option[key]) for key in ("dad_variable", "horovod_variable") if option[key])
-        meaning = option["meaning"].replace("|", "\\|")
-        rows.append(f"| {option['name']} | {code(option['default_value'])} | {variables} | {meaning} |\n")
+    for name, default, dad_variable, horovod_variable, meaning in _core.option_table():
+        variables = " ".join(code(variable) for variable in (dad_variable, horovod_variable) if variable)
+        meaning = meaning.replace("|", "\\|")
+        rows.append(f"| {name} | {code(default)} | {variables} | {meaning} |\n")
     return HEAD + "".join(rows)
 
 

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.timeout(1200)  # a whole build, where there is no ccache
+
 
 def run(*command, **environment):
     """Output and errors together, as a user sees them."""
