@@ -7,10 +7,6 @@
 #include <ATen/ops/tensor.h>
 #include <torch/library.h>
 
-#include <numeric>
-#include <optional>
-#include <tuple>
-
 #include "collective.h"
 #include "dad/engine.h"
 
@@ -73,18 +69,18 @@ std::vector<int64_t> ToVector(const at::Tensor& splits) {
   return {flat.data_ptr<int64_t>(), flat.data_ptr<int64_t>() + flat.numel()};
 }
 
-std::tuple<at::Tensor, at::Tensor> AllToAll(const at::Tensor& tensor,
-                                            const std::optional<at::Tensor>& splits,
-                                            c10::string_view name, int64_t process_set) {
+// {rows received, how many came from each rank}; a list, since inductor cannot place an op
+// with side effects and an open number of rows when it returns a tuple.
+std::vector<at::Tensor> AllToAll(const at::Tensor& tensor, const at::Tensor& splits,
+                                 c10::string_view name, int64_t process_set) {
   Collective collective;
   collective.kind = OpKind::kAllToAll;
   collective.inputs = {tensor};
   collective.name = std::string(name);
   collective.process_set = static_cast<int>(process_set);
-  if (splits) collective.splits = ToVector(*splits);
+  collective.splits = ToVector(splits);
   auto done = Run(std::move(collective));
-  const auto type = splits ? splits->scalar_type() : at::kInt;
-  return {done->results()[0], at::tensor(done->received_splits(), type)};
+  return {done->results()[0], at::tensor(done->received_splits(), splits.scalar_type())};
 }
 
 std::shared_ptr<dad::Engine> Running() {
@@ -146,7 +142,7 @@ at::Tensor BroadcastBackward(const at::Tensor& grad, int64_t root_rank, int64_t 
 // Sends every row back to where it came from. `rows` is for the tracer only.
 at::Tensor AllToAllBackward(const at::Tensor& grad, const at::Tensor& received_splits,
                             int64_t /*rows*/, int64_t process_set) {
-  return std::get<0>(AllToAll(grad, received_splits, "", process_set));
+  return AllToAll(grad, received_splits, "", process_set)[0];
 }
 
 TORCH_LIBRARY(dad, m) {
@@ -163,8 +159,7 @@ TORCH_LIBRARY(dad, m) {
   m.def("allgather_backward(Tensor[] grads, SymInt[] rows, int process_set) -> Tensor[]");
   m.def("broadcast(Tensor tensor, int root_rank, str name, int process_set) -> Tensor");
   m.def("broadcast_backward(Tensor grad, int root_rank, int process_set) -> Tensor");
-  m.def(
-      "alltoall(Tensor tensor, Tensor? splits, str name, int process_set) -> (Tensor, Tensor)");
+  m.def("alltoall(Tensor tensor, Tensor splits, str name, int process_set) -> Tensor[]");
   m.def(
       "alltoall_backward(Tensor grad, Tensor received_splits, SymInt rows, int process_set) "
       "-> Tensor");

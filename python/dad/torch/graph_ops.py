@@ -70,11 +70,9 @@ def _(grad: torch.Tensor, root_rank: int, process_set: int) -> torch.Tensor:
 
 
 @torch.library.register_fake("dad::alltoall")
-def _(tensor: torch.Tensor, splits: torch.Tensor | None, name: str, process_set: int) -> Any:
+def _(tensor: torch.Tensor, splits: torch.Tensor, name: str, process_set: int) -> Any:
     (output,) = _with_open_rows([tensor])
-    if splits is not None:
-        return output, splits.new_empty(splits.shape)
-    return output, tensor.new_empty(torch.library.get_ctx().new_dynamic_size(), dtype=torch.int32)
+    return [output, splits.new_empty(splits.shape)]
 
 
 @torch.library.register_fake("dad::alltoall_backward")
@@ -126,15 +124,15 @@ def _broadcast_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     return torch.ops.dad.broadcast_backward(grad, ctx.root_rank, ctx.process_set), None, None, None
 
 
-def _keep_splits(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+def _keep_splits(ctx: Any, inputs: tuple[Any, ...], output: Tensors) -> None:
     tensor, _, _, ctx.process_set = inputs
     ctx.rows = tensor.shape[0]
     ctx.save_for_backward(output[1])
 
 
-def _alltoall_backward(ctx: Any, grad: torch.Tensor, _: Any) -> tuple[Any, ...]:
+def _alltoall_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
     (received,) = ctx.saved_tensors
-    back = torch.ops.dad.alltoall_backward(grad, received, ctx.rows, ctx.process_set)
+    back = torch.ops.dad.alltoall_backward(grads[0], received, ctx.rows, ctx.process_set)
     return back, None, None, None
 
 

@@ -351,9 +351,9 @@ def broadcast_(
 # alltoall
 
 
-def _check_splits(tensor: torch.Tensor, splits: torch.Tensor | None, process_set: ProcessSet) -> None:
-    size = process_set.size()
-    if not size:
+def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> torch.Tensor:
+    """How many rows go to each rank: as given, else evenly."""
+    if not (size := process_set.size()):
         raise ValueError("dad has not been initialized; call init() first")
     if tensor.dim() == 0:
         raise ValueError("alltoall needs a tensor with at least one dimension")
@@ -361,19 +361,15 @@ def _check_splits(tensor: torch.Tensor, splits: torch.Tensor | None, process_set
     if splits is None:
         if rows % size:
             raise ValueError(f"alltoall without splits: {rows} rows cannot be divided evenly by {size} ranks")
-        return
+        return torch.full((size,), rows // size, dtype=torch.int32)
+    if not isinstance(splits, torch.Tensor):
+        splits = torch.tensor(splits, dtype=torch.int32)
     if splits.dim() != 1 or len(splits) != size:
         raise ValueError(f"alltoall: splits has shape {list(splits.shape)}, expected one per rank: [{size}]")
-    if torch.compiler.is_compiling():
-        return  # their values are not known yet; the core checks them
-    if bool((splits < 0).any()) or int(splits.sum()) != rows:
+    # While torch.compile traces, their values are not known; the core checks them.
+    if not torch.compiler.is_compiling() and (bool((splits < 0).any()) or int(splits.sum()) != rows):
         raise ValueError(f"alltoall: splits {splits.tolist()} do not add up to the tensor's {rows} rows")
-
-
-def _as_splits(splits: Any) -> torch.Tensor | None:
-    if splits is None or isinstance(splits, torch.Tensor):
-        return splits
-    return torch.tensor(splits, dtype=torch.int32)
+    return splits
 
 
 def alltoall_async(
@@ -385,9 +381,7 @@ def alltoall_async(
     """Starts sending splits[i] rows to rank i; synchronize() gives the rows received and how many
     came from each rank."""
     number = _set_id(process_set)
-    splits = _as_splits(splits)
-    _check_splits(tensor, splits, process_set)
-    rows = [] if splits is None else splits.tolist()
+    rows = _checked_splits(tensor, splits, process_set).tolist()
     return _torch.submit(_ALLTOALL, [tensor], False, False, name or "", Sum, -1, 1.0, 1.0, number, rows)
 
 
@@ -400,9 +394,8 @@ def alltoall(
     """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
     came from each rank."""
     number = _set_id(process_set)
-    splits = _as_splits(splits)
-    _check_splits(tensor, splits, process_set)
-    output, received = torch.ops.dad.alltoall(tensor, splits, name or "", number)
+    rows = _checked_splits(tensor, splits, process_set)
+    output, received = torch.ops.dad.alltoall(tensor, rows, name or "", number)
     return output if splits is None else (output, received)
 
 
@@ -435,10 +428,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
     """This rank's rows of the reduced tensor."""
-    (mine,) = grouped_reducescatter(
-        [tensor], name, compression, op, process_set, prescale_factor, postscale_factor
-    )
-    return mine
+    scales = (prescale_factor, postscale_factor)
+    return grouped_reducescatter([tensor], name, compression, op, process_set, *scales)[0]
 
 
 def grouped_reducescatter_async(
