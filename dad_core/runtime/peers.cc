@@ -18,13 +18,15 @@ void Peers::Heard(int peer, Clock::time_point now) {
 
 Peers::Verdict Peers::Check(const std::vector<bool>& awaited, Clock::time_point now) {
   Verdict verdict;
+  const bool gap = now - checked_ > 3 * interval_;
+  checked_ = now;
   for (size_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
     if (peer.state != State::kAlive || !awaited[i]) {
       peer.awaited = false;
       continue;
     }
-    if (!peer.awaited) {
+    if (!peer.awaited || gap) {
       peer.awaited = true;
       peer.heard = std::max(peer.heard, now);
       continue;

@@ -20,7 +20,8 @@ class Peers {
   bool Alive(int peer) const { return Get(peer) == State::kAlive; }
 
   // Of the peers that are waited for: whom to ping now, and who has not answered
-  // for too long. A peer is timed only from the moment somebody waits for it.
+  // for too long. A peer is timed only from the moment somebody waits for it; a gap
+  // between checks (nobody waited, or we were stopped ourselves) starts that anew.
   struct Verdict {
     std::vector<int> ping;
     std::optional<int> silent;
@@ -40,6 +41,7 @@ class Peers {
   };
   const std::chrono::duration<double> timeout_;
   const std::chrono::milliseconds interval_;
+  Clock::time_point checked_;
   std::vector<Peer> peers_;
 };
 
