@@ -122,15 +122,15 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
 Status Pending::Finish() {
   // Wakes up now and then only to let Python handle signals.
   constexpr std::chrono::milliseconds kSignalCheck(200);
-  while (!ticket_->Done()) {
+  for (;;) {
     std::optional<py::gil_scoped_release> release;
     if (PyGILState_Check()) release.emplace();
-    (void)ticket_->Wait(kSignalCheck);
-    if (ticket_->Done()) break;
+    const Status status = ticket_->Wait(kSignalCheck);
+    if (status.ok()) break;
+    if (status.code() != dad::StatusCode::kTimeout) return status;
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
-  DAD_RETURN_IF_ERROR(ticket_->Wait());
 
   if (kind_ == OpKind::kJoin) Numbers().Restart(process_set_);
   for (auto& [tensor, index] : copy_back_) {
