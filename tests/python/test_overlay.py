@@ -1,6 +1,7 @@
 """The package `horovod` that puts dad in Horovod's place, and the real horovodrun on top of it."""
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import dad
+from dad.runner.check_build import plugin_status
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 OVERLAY = str(Path(dad.__file__).parent / "_overlay")
@@ -119,18 +121,29 @@ def test_import_in_a_forked_child():
     )
 
 
-def test_real_horovodrun_launches_a_script_on_dad(real_horovod, tmp_path):
+@pytest.mark.parametrize("controller", ["--gloo", "--mpi"])
+def test_real_horovodrun_launches_a_script_on_dad(real_horovod, tmp_path, controller):
+    if controller == "--mpi" and not (shutil.which("mpirun") and plugin_status("mpi")[0]):
+        pytest.skip("no mpirun, or dad has no MPI plug-in")
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, horovod.torch as hvd\n"
         "hvd.init()\n"
         "assert hvd.__name__ == 'dad.torch'\n"
         "total = hvd.allreduce(torch.arange(4.0) + hvd.rank(), op=hvd.Sum)\n"
-        "print(hvd.rank(), hvd.size(), hvd.local_size(), total.tolist())\n"
+        "print(f'rank {hvd.rank()} of {hvd.size()}, here {hvd.local_size()}: {total.tolist()}\\n', end='')\n"
     )
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([OVERLAY, str(real_horovod), PACKAGE_ROOT])}
-    command = [sys.executable, real_horovod / "bin" / "horovodrun", "-np", "2", sys.executable, script]
+    command = [
+        sys.executable,
+        real_horovod / "bin" / "horovodrun",
+        controller,
+        "-np",
+        "2",
+        sys.executable,
+        script,
+    ]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
-        assert f"[{rank}]<stdout>:{rank} 2 2 [1.0, 3.0, 5.0, 7.0]" in done.stdout
+        assert f"<stdout>:rank {rank} of 2, here 2: [1.0, 3.0, 5.0, 7.0]" in done.stdout
