@@ -42,6 +42,7 @@ docs: setup  ## docs/options.md, from the table in the core
 	@$(VENV)/bin/python scripts/gen_options_doc.py
 
 wheel: setup  ## a wheel in dist/, for the torch in .venv
+	@rm -rf build/lib.* build/bdist.*
 	@$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps -w dist .
 	@ls -l dist
 
