@@ -10,7 +10,7 @@ namespace dad::mpi_transport {
 namespace {
 
 // For what a peer had handed to MPI before its connection ended.
-constexpr std::chrono::seconds kLostGrace{1};
+constexpr std::chrono::seconds kLostGrace{2};
 
 }  // namespace
 

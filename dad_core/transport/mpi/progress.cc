@@ -1,7 +1,10 @@
 #include "transport/mpi/progress.h"
 
+#include <algorithm>
 #include <string>
 #include <utility>
+
+#include "util/log.h"
 
 namespace dad::mpi_transport {
 namespace {
@@ -11,11 +14,15 @@ namespace {
 constexpr int kPollsWithoutPause = 200;
 constexpr std::chrono::microseconds kPause{50};
 // Peers that have our messages may tell so only after they have said goodbye.
-constexpr std::chrono::seconds kStopGrace{1};
+constexpr std::chrono::seconds kStopGrace{3};
+// Time alone does not count: on a busy machine this thread may not have run at all.
+constexpr int kLastPolls = 2000;
 
 std::string Rank(int peer) { return "rank " + std::to_string(peer) + ": "; }
 
 }  // namespace
+
+bool Progress::Patience::IsOver() { return Clock::now() > deadline && ++polls_since > kLastPolls; }
 
 Progress::Progress(MpiWorld* world, MPI_Comm communicator, Broken broken)
     : world_(world), communicator_(communicator), broken_(std::move(broken)) {
@@ -37,7 +44,7 @@ void Progress::Start(Transfer transfer) {
 void Progress::GiveUpAt(int peer, Clock::time_point deadline) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
-    given_up_.emplace(peer, deadline);
+    given_up_.emplace(peer, Patience{deadline});
   }
   sent_.notify_all();
 }
@@ -170,23 +177,20 @@ void Progress::Finish(const std::shared_ptr<Transfer>& transfer) {
 }
 
 void Progress::CheckDeadlines() {
-  std::map<int, Clock::time_point> given_up;
+  std::optional<int> overdue;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (given_up_.empty()) return;
-    given_up = given_up_;
-  }
-  const auto now = Clock::now();
-  for (const Part& part : parts_) {
-    const int peer = part.transfer->peer;
-    if (const auto found = given_up.find(peer); found != given_up.end() && found->second < now) {
-      return Break(peer, Status::Aborted("left while MPI was moving data"));
+    for (auto& [peer, patience] : given_up_) {
+      const auto with_peer = [&](const Part& part) { return part.transfer->peer == peer; };
+      if (std::ranges::any_of(parts_, with_peer) && patience.IsOver()) overdue = peer;
     }
   }
+  if (overdue) Break(*overdue, Status::Aborted("left while MPI was moving data"));
 }
 
 void Progress::Break(int peer, const Status& why) {
-  Abandon();
+  Abandon(Rank(peer) + why.message());
   if (!winding_down_) broken_(peer, Status::Aborted(Rank(peer) + why.message()));
 }
 
@@ -196,15 +200,21 @@ void Progress::WindDown() {
     // Works as long as the peer has not begun to send.
     if (parts_[i].transfer->kind == Transfer::Kind::kReceive) MPI_Cancel(&requests_[i]);
   }
-  const auto deadline = Clock::now() + kStopGrace;
-  while (!requests_.empty() && Clock::now() < deadline) {
+  Patience patience{Clock::now() + kStopGrace};
+  while (!requests_.empty() && !patience.IsOver()) {
     Poll();
     if (idle_polls_ > kPollsWithoutPause) std::this_thread::sleep_for(kPause);
   }
-  if (!requests_.empty()) Abandon();
+  if (!requests_.empty()) Abandon("closed before all messages were through");
 }
 
-void Progress::Abandon() {
+void Progress::Abandon(const std::string& why) {
+  std::string open;
+  for (const Part& part : parts_) {
+    const bool is_send = part.transfer->kind == Transfer::Kind::kSend;
+    open += (is_send ? ", to rank " : ", from rank ") + std::to_string(part.transfer->peer);
+  }
+  DAD_LOG(Warning) << "MPI is given up for good: " << why << open;
   world_->Abandon();
   abandoned_ = true;
   std::vector<std::shared_ptr<Transfer>> dropped;

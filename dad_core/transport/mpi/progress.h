@@ -14,6 +14,7 @@
 #include <mutex>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -71,6 +72,14 @@ class Progress {
     int num_bytes;
   };
 
+  // How long something is waited for.
+  struct Patience {
+    Clock::time_point deadline;
+    int polls_since = 0;  // the deadline
+
+    bool IsOver();
+  };
+
   void Run();
   // Waits for work, or a moment if there is some; false: stop.
   bool WaitForWork(std::vector<std::shared_ptr<Transfer>>* started);
@@ -81,7 +90,7 @@ class Progress {
   void CheckDeadlines();
   void Break(int peer, const Status& why);
   void WindDown();
-  void Abandon();
+  void Abandon(const std::string& why);
   std::optional<int> AwaitedPeerLocked() const;
 
   MpiWorld* const world_;
@@ -100,9 +109,9 @@ class Progress {
   std::condition_variable work_;
   std::condition_variable sent_;
   std::vector<std::shared_ptr<Transfer>> queue_;
-  std::map<int, int> open_sends_;  // by peer
-  std::map<int, Clock::time_point> given_up_;
-  bool closed_ = false;  // stopped or broken
+  std::map<int, int> open_sends_;     // by peer
+  std::map<int, Patience> given_up_;  // by peer
+  bool closed_ = false;               // stopped or broken
 
   std::atomic<bool> abandoned_{false};
   std::atomic<int64_t> bytes_sent_{0};
