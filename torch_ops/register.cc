@@ -25,8 +25,7 @@ std::unique_ptr<Pending> Run(Collective collective) {
 }
 
 std::vector<at::Tensor> Reduce(OpKind kind, at::TensorList tensors, c10::string_view name,
-                               int64_t op, double prescale, double postscale,
-                               int64_t process_set) {
+                               int64_t op, double prescale, double postscale, int64_t process_set) {
   Collective collective;
   collective.kind = kind;
   collective.inputs = tensors.vec();
@@ -106,8 +105,8 @@ std::vector<int64_t> RowsBefore(c10::IntArrayRef rows, int64_t process_set) {
 // The mean over ranks of the gradients, of which each takes the rows it had put in.
 std::vector<at::Tensor> AllGatherBackward(at::TensorList grads, c10::IntArrayRef rows,
                                           int64_t process_set) {
-  auto means = AllReduce(grads, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0,
-                         process_set);
+  auto means =
+      AllReduce(grads, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0, process_set);
   const auto before = RowsBefore(rows, process_set);
   for (size_t i = 0; i < means.size(); ++i) {
     means[i] = means[i].narrow(0, before[i], rows[i]).clone();
@@ -133,8 +132,8 @@ std::vector<at::Tensor> ReduceScatterBackward(at::TensorList grads, c10::IntArra
 
 // The mean over ranks on the root, which alone had an influence; zeros elsewhere.
 at::Tensor BroadcastBackward(const at::Tensor& grad, int64_t root_rank, int64_t process_set) {
-  auto mean = AllReduce({grad}, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0,
-                        process_set)[0];
+  auto mean =
+      AllReduce({grad}, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0, process_set)[0];
   if (Running()->world().rank != root_rank) mean.zero_();
   return mean;
 }

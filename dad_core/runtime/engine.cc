@@ -71,8 +71,7 @@ Result<std::unique_ptr<Engine>> Engine::Create(const World& world, const Options
                                                std::vector<std::vector<int>> process_sets) {
   SetLogLevel(ParseLevel(options.log_level), options.log_hide_time);
   SetLogRank(world.rank);
-  Result<std::unique_ptr<Transport>> transport =
-      ConnectTransport(world.transport, world, options);
+  Result<std::unique_ptr<Transport>> transport = ConnectTransport(world.transport, world, options);
   if (!transport.ok()) return transport.status();
   return CreateOn(std::move(transport).value(), world, options, std::move(process_sets));
 }

@@ -189,8 +189,7 @@ Status Executor::ReceiveRound(Batch& batch) {
   return Status::Ok();
 }
 
-Status Executor::SplitShare(Batch& batch, int member,
-                            std::vector<std::vector<ByteSpan>>& shares) {
+Status Executor::SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares) {
   const Share& share = batch.shares[batch.round][member];
   if (share.in_place) {
     shares[0][member] = batch.parts[0].exchange->Destination(batch.round, member);
@@ -266,8 +265,8 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   traffic.received += request.received_bytes;
   if (request.meta.kind == OpKind::kAllReduce) {
     for (const Contribution& tensor : request.request.tensors) {
-      traffic.dense += 2 * (num_members_ - 1) * static_cast<int64_t>(tensor.input.num_bytes()) /
-                       num_members_;
+      traffic.dense +=
+          2 * (num_members_ - 1) * static_cast<int64_t>(tensor.input.num_bytes()) / num_members_;
     }
   }
   done_(part.request);
@@ -339,8 +338,7 @@ std::vector<bool> Executor::Awaited() const {
   return awaited;
 }
 
-std::vector<Executor::Late> Executor::LateSince(
-    std::chrono::steady_clock::time_point since) const {
+std::vector<Executor::Late> Executor::LateSince(std::chrono::steady_clock::time_point since) const {
   std::vector<Late> late;
   for (const auto& [id, batch] : running_) {
     if (batch->finished || batch->round_started > since) continue;

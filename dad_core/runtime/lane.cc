@@ -321,9 +321,8 @@ void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
     }
     for (const auto& [id, request] : batches[i].present) back(request);
     if (batches[i].committed > least) {
-      for (const auto& request :
-           executor_.Cancel(ScheduledBatchId(schedule, static_cast<uint32_t>(i),
-                                             batches[i].committed))) {
+      for (const auto& request : executor_.Cancel(
+               ScheduledBatchId(schedule, static_cast<uint32_t>(i), batches[i].committed))) {
         back(request);
       }
     }
@@ -356,8 +355,7 @@ void Lane::StartNegotiated(const Decision& decision) {
     const RequestMeta& meta = decision.ready[i].meta;
     if (meta.kind == OpKind::kAddProcessSet || meta.kind == OpKind::kRemoveProcessSet) {
       auto mine = in_flight_.find(meta.name);
-      std::shared_ptr<RequestState> request =
-          mine == in_flight_.end() ? nullptr : mine->second;
+      std::shared_ptr<RequestState> request = mine == in_flight_.end() ? nullptr : mine->second;
       if (request) in_flight_.erase(mine);
       owner_->ProcessSetDecided(meta, request);
       continue;
@@ -401,8 +399,8 @@ void Lane::StartNegotiated(const Decision& decision) {
 
 void Lane::BuildSchedule() {
   came_again_ = false;
-  Result<Schedule> built = Schedule::Build(next_schedule_++, cache_, fusion_bytes_,
-                                           options_.direct_bytes, ranks_);
+  Result<Schedule> built =
+      Schedule::Build(next_schedule_++, cache_, fusion_bytes_, options_.direct_bytes, ranks_);
   if (!built.ok()) return wire_->Fatal(member_, built.status().message());
   schedule_.emplace(std::move(built).value());
   DAD_LOG(Debug) << "process set " << id_ << ": schedule " << schedule_->id() << " has "
@@ -416,10 +414,9 @@ void Lane::BuildSchedule() {
   std::vector<std::shared_ptr<RequestState>> waiting;
   for (const auto& [name, missing] : negotiator_.Waiting()) {
     auto mine = in_flight_.find(name);
-    const bool announced_here =
-        mine != in_flight_.end() &&
-        std::find(missing.begin(), missing.end(), ranks_[static_cast<size_t>(member_)]) ==
-            missing.end();
+    const bool announced_here = mine != in_flight_.end() &&
+                                std::find(missing.begin(), missing.end(),
+                                          ranks_[static_cast<size_t>(member_)]) == missing.end();
     if (scheduled(name) && announced_here) waiting.push_back(mine->second);
   }
   negotiator_.Drop(scheduled);

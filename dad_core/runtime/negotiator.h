@@ -30,7 +30,7 @@ struct Decision {
   };
   std::vector<Ready> ready;  // in the agreed order
   std::vector<Failed> failed;
-  int last_joined = -1;      // member index, when all have joined
+  int last_joined = -1;  // member index, when all have joined
 };
 
 class Negotiator {

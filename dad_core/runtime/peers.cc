@@ -6,8 +6,8 @@ namespace dad {
 
 Peers::Peers(int rank, int size, std::chrono::duration<double> timeout)
     : timeout_(timeout),
-      interval_(std::clamp(static_cast<int64_t>(timeout.count() * 1000 / 5), int64_t{10},
-                           int64_t{2000})),
+      interval_(
+          std::clamp(static_cast<int64_t>(timeout.count() * 1000 / 5), int64_t{10}, int64_t{2000})),
       peers_(static_cast<size_t>(size)) {
   peers_[static_cast<size_t>(rank)].state = State::kGone;  // nobody waits for himself
 }

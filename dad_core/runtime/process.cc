@@ -32,8 +32,7 @@ Status InitProcess(const World& world, const Options& options,
   std::lock_guard lock(g_mutex);
   ForgetParentsEngine();
   if (Slot()) return Status::Ok();
-  Result<std::unique_ptr<Engine>> engine =
-      Engine::Create(world, options, std::move(process_sets));
+  Result<std::unique_ptr<Engine>> engine = Engine::Create(world, options, std::move(process_sets));
   if (!engine.ok()) return engine.status();
   Slot() = std::move(engine).value();
   g_owner = getpid();

@@ -53,13 +53,13 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   const std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
 
   // Worker only.
-  int parts_left = 0;   // slices still in flight
-  Status first_error;   // of a part
+  int parts_left = 0;  // slices still in flight
+  Status first_error;  // of a part
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
-  bool warned = false;  // by the stall watch
-  bool waited_for = false;  // a user thread blocks on it
-  bool polled = false;      // it does not, but looks or wants to be called
+  bool warned = false;                            // by the stall watch
+  bool waited_for = false;                        // a user thread blocks on it
+  bool polled = false;                            // it does not, but looks or wants to be called
   std::chrono::steady_clock::time_point started;  // of the first batch that carries it
 
   std::vector<int64_t> splits;

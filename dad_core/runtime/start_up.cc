@@ -74,8 +74,7 @@ Result<int64_t> ClockOffset(Transport& transport, std::chrono::milliseconds time
 
 Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
                              const std::vector<std::vector<int>>& process_sets) {
-  const std::chrono::milliseconds timeout(
-      static_cast<int64_t>(mine.start_timeout_seconds * 1000));
+  const std::chrono::milliseconds timeout(static_cast<int64_t>(mine.start_timeout_seconds * 1000));
   const Card card{DAD_VERSION, mine.fusion_bytes, mine.direct_bytes, mine.cache_capacity,
                   Describe(process_sets)};
   auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
@@ -90,9 +89,9 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
                                         std::to_string(rank));
     }
     if (other.process_sets != first.process_sets) {
-      return Status::FailedPrecondition("ranks disagree on the process sets of init(): " +
-                                        first.process_sets + " on rank 0, " + other.process_sets +
-                                        " on rank " + std::to_string(rank));
+      return Status::FailedPrecondition(
+          "ranks disagree on the process sets of init(): " + first.process_sets + " on rank 0, " +
+          other.process_sets + " on rank " + std::to_string(rank));
     }
   }
   StartUp start;

@@ -80,7 +80,8 @@ void Timeline::Round(const std::vector<BatchPart>& parts, int round, Clock::time
   if (!on_) return;
   const Clock::time_point now = Clock::now();
   for (const BatchPart& part : parts) {
-    if (part.request) Write(part.request->meta.name, "ROUND_" + std::to_string(round), started, now);
+    if (part.request)
+      Write(part.request->meta.name, "ROUND_" + std::to_string(round), started, now);
   }
 }
 
@@ -93,7 +94,8 @@ void Timeline::Cycle() {
   if (!on_) return;
   std::lock_guard lock(mutex_);
   if (file_ == nullptr || !mark_cycles_) return;
-  std::fprintf(file_, ",\n{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
+  std::fprintf(file_,
+               ",\n{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
                static_cast<long long>(Micros(Clock::now())), rank_ * kTracksPerRank);
 }
 
@@ -102,7 +104,8 @@ void Timeline::Write(const std::string& tensor, const std::string& what, Clock::
   std::lock_guard lock(mutex_);
   if (file_ == nullptr || from < zero_) return;
   const int track = TrackOf(tensor);
-  std::fprintf(file_, ",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
+  std::fprintf(file_,
+               ",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
                what.c_str(), static_cast<long long>(Micros(from)),
                static_cast<long long>(Micros(to) - Micros(from)), track);
 }

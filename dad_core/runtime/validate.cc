@@ -78,8 +78,8 @@ Status Validate(const Request& request, int my_rank, std::span<const int> ranks,
     }
     if (request.kind == OpKind::kAllReduce && request.op == ReduceOp::kAdasum &&
         !IsFloating(tensor.input.dtype)) {
-      return Wrong(request, std::string("Adasum needs a floating type, got ") +
-                                Name(tensor.input.dtype));
+      return Wrong(request,
+                   std::string("Adasum needs a floating type, got ") + Name(tensor.input.dtype));
     }
     if (request.kind == OpKind::kReduceScatter) {
       if (tensor.input.shape.empty()) {

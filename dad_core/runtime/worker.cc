@@ -134,8 +134,8 @@ void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (lane == nullptr) {
     return request->Complete(Status::InvalidArgument(
         "\"" + request->meta.name + "\": process set " +
-        std::to_string(request->request.process_set) +
-        " does not exist or does not contain rank " + std::to_string(transport_->rank())));
+        std::to_string(request->request.process_set) + " does not exist or does not contain rank " +
+        std::to_string(transport_->rank())));
   }
   lane->Submit(request);
 }
@@ -175,12 +175,9 @@ void Worker::HandleMessage(MessageEvent& message) {
       lane->OnMessage(lane->MemberOf(message.peer), header, std::move(message.payload));
       return;
     }
-    case MessageKind::kPing:
-      return SendControl(message.peer, MessageKind::kPong);
-    case MessageKind::kPong:
-      return;
-    case MessageKind::kGoodbye:
-      return PeerSaidGoodbye(message.peer);
+    case MessageKind::kPing: return SendControl(message.peer, MessageKind::kPong);
+    case MessageKind::kPong: return;
+    case MessageKind::kGoodbye: return PeerSaidGoodbye(message.peer);
     case MessageKind::kAbort: {
       ByteReader in(message.payload.span());
       const int culprit = in.Value<int32_t>();
@@ -188,8 +185,7 @@ void Worker::HandleMessage(MessageEvent& message) {
       abort_heard_ = true;
       return Abort(culprit, why);
     }
-    case MessageKind::kCollective:
-      return;  // never gets here: the transport keeps these
+    case MessageKind::kCollective: return;  // never gets here: the transport keeps these
   }
 }
 
@@ -274,9 +270,8 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
-  slot.lane =
-      std::make_unique<Lane>(id, ranks, transport_->rank(), options_, slot.wire.get(),
-                             static_cast<LaneOwner*>(this));
+  slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, slot.wire.get(),
+                                     static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);
 }
 
@@ -290,8 +285,7 @@ void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   request->Complete(request->first_error);
 }
 
-void Worker::ProcessSetDecided(const RequestMeta& meta,
-                               const std::shared_ptr<RequestState>& mine) {
+void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<RequestState>& mine) {
   Status status;
   int64_t value = -1;
   if (meta.kind == OpKind::kAddProcessSet) {
@@ -327,8 +321,8 @@ void Worker::ProcessSetDecided(const RequestMeta& meta,
       }
     }
     if (Lane* lane = FindLane(id)) {
-      lane->FailAll(Status::InvalidArgument("process set " + std::to_string(id) +
-                                            " has been removed"));
+      lane->FailAll(
+          Status::InvalidArgument("process set " + std::to_string(id) + " has been removed"));
       removed_.push_back(id);  // not now: it may be the one that calls us
     }
   }
@@ -349,11 +343,11 @@ void Worker::Abort(int culprit, const std::string& why) {
 // closes its connections looks dead itself.
 void Worker::DoAbort() {
   aborted_ = true;
-  const std::string who =
-      culprit_ < 0 ? ""
-                   : (culprit_ == transport_->rank() ? "this rank (" + std::to_string(culprit_) + ")"
-                                                     : "rank " + std::to_string(culprit_)) +
-                         ": ";
+  const std::string who = culprit_ < 0 ? ""
+                                       : (culprit_ == transport_->rank()
+                                              ? "this rank (" + std::to_string(culprit_) + ")"
+                                              : "rank " + std::to_string(culprit_)) +
+                                             ": ";
   const Status status = Status::Aborted(who + abort_reason_);
   {
     std::lock_guard lock(shared_mutex_);
@@ -426,8 +420,7 @@ Stats Worker::CollectStats() {
     stats.negotiations += slot.lane->num_negotiations();
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
-      stats.tensors.push_back(
-          {name, traffic.steps, traffic.sent, traffic.received, traffic.dense});
+      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.dense});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.dense_bytes += traffic.dense;
     }

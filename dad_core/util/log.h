@@ -26,7 +26,7 @@ class LogMessage {
 
 }  // namespace dad
 
-#define DAD_LOG(level)                                  \
-  if (!::dad::LogEnabled(::dad::LogLevel::k##level)) {  \
-  } else                                                \
+#define DAD_LOG(level)                                 \
+  if (!::dad::LogEnabled(::dad::LogLevel::k##level)) { \
+  } else                                               \
     ::dad::LogMessage(::dad::LogLevel::k##level).text()

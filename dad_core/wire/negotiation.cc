@@ -118,10 +118,10 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
     if (in_a.dtype != in_b.dtype) {
       return differs(("dtype" + which).c_str(), Name(in_a.dtype), Name(in_b.dtype));
     }
-    const bool same = in_a.shape.size() == in_b.shape.size() &&
-                      std::equal(in_a.shape.begin() + std::min(first, in_a.shape.size()),
-                                 in_a.shape.end(),
-                                 in_b.shape.begin() + std::min(first, in_b.shape.size()));
+    const bool same =
+        in_a.shape.size() == in_b.shape.size() &&
+        std::equal(in_a.shape.begin() + std::min(first, in_a.shape.size()), in_a.shape.end(),
+                   in_b.shape.begin() + std::min(first, in_b.shape.size()));
     if (!same) {
       return differs(("shape" + which).c_str(), ToString(in_a.shape), ToString(in_b.shape));
     }
@@ -131,8 +131,7 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
 
 std::vector<std::byte> Encode(const NegotiationMessage& message) {
   ByteWriter out;
-  out.Value(static_cast<uint8_t>((message.joined ? kJoined : 0) |
-                                 (message.recall ? kRecall : 0)));
+  out.Value(static_cast<uint8_t>((message.joined ? kJoined : 0) | (message.recall ? kRecall : 0)));
   out.Varint(static_cast<uint64_t>(message.fusion_bytes));
   out.Varint(message.missing.size());
   for (uint32_t id : message.missing) out.Varint(id);

@@ -32,10 +32,10 @@ struct Plan {
     for (int i = 0; i < count; ++i) {
       const int number = numbers[static_cast<size_t>(i)];
       const bool spoiled = shared() % 200 == 0;
-      items.push_back({number, 1 + number * 37 % 3000,
-                       number % 5 == 0 ? OpKind::kAllGather : OpKind::kAllReduce,
-                       spoiled ? static_cast<int>(shared() % static_cast<unsigned>(num_ranks))
-                               : -1});
+      items.push_back(
+          {number, 1 + number * 37 % 3000,
+           number % 5 == 0 ? OpKind::kAllGather : OpKind::kAllReduce,
+           spoiled ? static_cast<int>(shared() % static_cast<unsigned>(num_ranks)) : -1});
     }
   }
 };
@@ -81,8 +81,7 @@ void Stress(int num_ranks, int total_submits, unsigned seed) {
         }
         ASSERT_TRUE(status.ok()) << "step " << step << ": " << status.ToString();
         if (item.kind == OpKind::kAllGather) {
-          ASSERT_EQ(values[i]->gathered.size(),
-                    static_cast<size_t>(item.elements * num_ranks));
+          ASSERT_EQ(values[i]->gathered.size(), static_cast<size_t>(item.elements * num_ranks));
           ASSERT_EQ(values[i]->gathered.back(), 1.0f * (num_ranks - 1 + step % 7));
         } else {
           const int sum = num_ranks * (num_ranks - 1) / 2 + num_ranks * (step % 7);

@@ -254,8 +254,8 @@ TEST(EngineTest, ProcessSetsComeAndGo) {
   Job job(3);
   job.Run([&](int rank) {
     for (int i = 0; i < 3; ++i) {
-      auto added = job[rank].Submit(
-          Bare(OpKind::kAddProcessSet, "add" + std::to_string(i), {0, 2}));
+      auto added =
+          job[rank].Submit(Bare(OpKind::kAddProcessSet, "add" + std::to_string(i), {0, 2}));
       ASSERT_TRUE(added->Wait(seconds(20)).ok());
       const int id = static_cast<int>(added->value());
       EXPECT_EQ(id, i + 1);
@@ -270,8 +270,8 @@ TEST(EngineTest, ProcessSetsComeAndGo) {
         ASSERT_TRUE(status.ok()) << status.ToString();
         EXPECT_EQ(v.data[0], 2.0f);
       }
-      auto removed = job[rank].Submit(
-          Bare(OpKind::kRemoveProcessSet, "remove" + std::to_string(i), {id}));
+      auto removed =
+          job[rank].Submit(Bare(OpKind::kRemoveProcessSet, "remove" + std::to_string(i), {id}));
       ASSERT_TRUE(removed->Wait(seconds(20)).ok());
       EXPECT_TRUE(job[rank].ProcessSetRanks(id).empty());
     }
@@ -417,8 +417,8 @@ TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
   }
   std::ifstream file(path);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  for (const char* part : {"NEGOTIATE_ALLREDUCE", "\"ALLREDUCE\"", "my \\\"tensor\\\"",
-                           "dad_clock"}) {
+  for (const char* part :
+       {"NEGOTIATE_ALLREDUCE", "\"ALLREDUCE\"", "my \\\"tensor\\\"", "dad_clock"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(text.substr(text.size() - 2), "]\n");

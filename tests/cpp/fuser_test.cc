@@ -66,7 +66,8 @@ TEST(FuserTest, ALargeGroupSharesNoBatchWithOthers) {
 }
 
 TEST(FuserTest, ZeroFusesNothingAndCutsNothing) {
-  const std::vector<FuseItem> items = {Floats(0, 1), Floats(1, 100'000), Floats(2, 0), Floats(3, 0)};
+  const std::vector<FuseItem> items = {Floats(0, 1), Floats(1, 100'000), Floats(2, 0),
+                                       Floats(3, 0)};
   const auto batches = Fuse(items, 0);
   ASSERT_EQ(batches.size(), 4u);
   EXPECT_EQ(batches[1].parts[0].slice.count, 100'000);

@@ -43,8 +43,8 @@ struct TensorStats {
 };
 
 struct Stats {
-  int64_t steps = 0;  // of the tensor that was exchanged most often
-  int64_t wire_bytes_sent = 0;      // at the socket, payload and control
+  int64_t steps = 0;            // of the tensor that was exchanged most often
+  int64_t wire_bytes_sent = 0;  // at the socket, payload and control
   int64_t wire_bytes_received = 0;
   int64_t payload_bytes_sent = 0;
   int64_t control_bytes_sent = 0;

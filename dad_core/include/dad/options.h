@@ -12,7 +12,7 @@
 namespace dad {
 
 struct Options {
-  int64_t fusion_bytes = 0;          // filled from the table's defaults by the constructor
+  int64_t fusion_bytes = 0;  // filled from the table's defaults by the constructor
   double cycle_time_ms = 0;
   int64_t cache_capacity = 0;
   int64_t direct_bytes = 0;

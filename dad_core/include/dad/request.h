@@ -53,7 +53,7 @@ struct Request {
   int root_rank = -1;  // global rank; broadcast only
   double prescale = 1.0;
   double postscale = 1.0;
-  int process_set = 0;         // 0: all ranks
+  int process_set = 0;          // 0: all ranks
   std::string method = "none";  // canonical compression spec; part of what ranks must agree on
   // Requests of different streams never share a predicted message: an optimizer
   // gives its gradients a stream of their own, so that a metric which is reduced

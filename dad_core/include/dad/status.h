@@ -52,8 +52,8 @@ class [[nodiscard]] Status {
 template <typename T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : held_(std::move(value)) {}            // NOLINT: implicit by design
-  Result(Status status) : held_(std::move(status)) {}     // NOLINT: implicit by design
+  Result(T value) : held_(std::move(value)) {}         // NOLINT: implicit by design
+  Result(Status status) : held_(std::move(status)) {}  // NOLINT: implicit by design
 
   bool ok() const { return std::holds_alternative<T>(held_); }
   Status status() const { return ok() ? Status::Ok() : std::get<Status>(held_); }
@@ -67,7 +67,7 @@ class [[nodiscard]] Result {
 
 }  // namespace dad
 
-#define DAD_RETURN_IF_ERROR(expr)                     \
-  do {                                                \
+#define DAD_RETURN_IF_ERROR(expr)                                                  \
+  do {                                                                             \
     if (::dad::Status dad_status_ = (expr); !dad_status_.ok()) return dad_status_; \
   } while (0)
