@@ -2,6 +2,8 @@
 
 #include <limits.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
@@ -10,6 +12,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "rendezvous/backoff.h"
@@ -22,6 +25,19 @@ static_assert(kMaxPieces <= IOV_MAX);
 
 iovec Piece(const void* data, size_t num_bytes) { return {const_cast<void*>(data), num_bytes}; }
 
+// A round is done when the slowest of its messages is, so connections that share a line
+// should share it evenly. BBR does not within a round (steps measured 1.15 to 1.2 times as
+// long); where it is the default, a control that goes by losses is asked for.
+void ShareEvenly(int fd) {
+  char control[16] = {};
+  socklen_t size = sizeof control - 1;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, control, &size) != 0) return;
+  if (!std::string_view(control).starts_with("bbr")) return;
+  for (const char* other : {"cubic", "reno"}) {
+    if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, other, std::strlen(other)) == 0) return;
+  }
+}
+
 }  // namespace
 
 FrameWriter::Outgoing::Outgoing(const MessageHeader& header_, GatherBuffer payload_,
@@ -32,49 +48,64 @@ FrameWriter::Outgoing::Outgoing(const MessageHeader& header_, GatherBuffer paylo
 }
 
 void FrameWriter::Open(int fd) {
+  ShareEvenly(fd);
   std::lock_guard<std::mutex> lock(mutex_);
   fd_ = fd;
 }
 
-// What a message keeps alive is released outside the lock throughout: its owner's
-// destructor may do anything, also send.
 void FrameWriter::Close() {
-  std::deque<Outgoing> dropped;
+  Done dropped;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     fd_ = -1;
-    dropped.swap(queue_);
+    dropped.assign(std::make_move_iterator(queue_.begin()), std::make_move_iterator(queue_.end()));
+    queue_.clear();
+    ++releasing_;
   }
-  emptied_.notify_all();
+  Release(std::move(dropped));
 }
 
 void FrameWriter::Send(const MessageHeader& header, GatherBuffer payload,
                        std::shared_ptr<void> keep) {
   Done done;
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (fd_ < 0 || !error_.empty()) return;
-  queue_.emplace_back(header, std::move(payload), std::move(keep));
-  if (queue_.size() > 1) return;
-  WriteLocked(&done);
-  if (!queue_.empty()) watch_(fd_, true);
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (fd_ < 0 || !error_.empty()) return;
+    queue_.emplace_back(header, std::move(payload), std::move(keep));
+    if (queue_.size() > 1) return;
+    WriteLocked(&done);
+    if (!queue_.empty()) watch_(fd_, true);
+    ++releasing_;
+  }
+  Release(std::move(done));
 }
 
 void FrameWriter::OnWritable() {
   Done done;
-  bool empty = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     if (fd_ < 0) return;
     WriteLocked(&done);
-    empty = queue_.empty();
-    if (empty) watch_(fd_, false);
+    if (queue_.empty()) watch_(fd_, false);
+    ++releasing_;
   }
-  if (empty) emptied_.notify_all();
+  Release(std::move(done));
+}
+
+void FrameWriter::Release(Done done) {
+  done.clear();
+  bool idle = false;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    idle = --releasing_ == 0 && queue_.empty();
+  }
+  if (idle) idle_.notify_all();
 }
 
 bool FrameWriter::WaitUntilTaken(std::chrono::steady_clock::time_point deadline) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!emptied_.wait_until(lock, deadline, [&] { return queue_.empty(); })) return false;
+  const auto idle = [&] { return queue_.empty() && releasing_ == 0; };
+  if (!idle_.wait_until(lock, deadline, idle)) return false;
   Backoff backoff(std::chrono::milliseconds(10), deadline);
   for (;;) {
     int unacknowledged = 0;

@@ -56,6 +56,9 @@ class FrameWriter {
   };
   using Done = std::vector<Outgoing>;  // has left, or will not; waits for its release
 
+  // Without the lock: what a message keeps alive may do anything when it is released,
+  // also send.
+  void Release(Done done);
   void WriteLocked(Done* done);
   void AdvanceLocked(size_t num_bytes, Done* done);
   void FailLocked(int error, Done* done);
@@ -64,9 +67,10 @@ class FrameWriter {
   const Watch watch_;
 
   mutable std::mutex mutex_;
-  std::condition_variable emptied_;
+  std::condition_variable idle_;
   int fd_ = -1;
   std::deque<Outgoing> queue_;
+  int releasing_ = 0;  // threads that have written and not released yet
   std::string error_;
 };
 
