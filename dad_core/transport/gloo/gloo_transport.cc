@@ -1,10 +1,13 @@
 #include "transport/gloo/gloo_transport.h"
 
+#include <gloo/rendezvous/context.h>
+
 #include <exception>
 #include <utility>
 
 #include "rendezvous/store.h"
 #include "transport/gloo/local_address.h"
+#include "transport/gloo/socket_pair.h"
 #include "transport/gloo/store_adaptor.h"
 
 namespace dad::gloo_transport {
@@ -38,20 +41,26 @@ Status GlooTransport::ConnectMesh(const World& world, const Options& options) {
   try {
     const tcp::attr attr = tcp::CreateDeviceAttr(tcp::attr(address.value().c_str()));
     std::shared_ptr<::gloo::transport::Device> device =
-        std::make_shared<FramedDevice>(attr, PairShared{this, &traffic_, deadline});
-    auto context = std::make_shared<::gloo::rendezvous::Context>(rank(), size());
-    context->setTimeout(timeout);
-    context->connectFullMesh(adaptor, device);
-    context_ = std::move(context);
+        std::make_shared<SocketDevice>(attr, deadline);
+    ::gloo::rendezvous::Context context(rank(), size());
+    context.setTimeout(timeout);
+    context.connectFullMesh(adaptor, device);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const int fd = static_cast<SocketPair&>(*context.getPair(peer)).TakeSocket();
+      if (fd < 0) return Status::Aborted("rank " + std::to_string(peer) + " left while connecting");
+      connections_[peer] = std::make_unique<Connection>(
+          fd, peer, &loop_, static_cast<ConnectionListener*>(this), &traffic_);
+    }
   } catch (const std::exception& error) {
     if (!adaptor.failure().ok()) return adaptor.failure();
     return Status::Unavailable("gloo at " + address.value() + ": " + error.what());
   }
-  for (int peer = 0; peer < size(); ++peer) {
-    if (peer != rank()) pairs_[peer] = static_cast<FramedPair*>(context_->getPair(peer).get());
+  for (const auto& connection : connections_) {
+    if (connection != nullptr) connection->Start();
   }
 
-  // That all our pairs are connected does not say that everybody's are.
+  // That all our peers are connected does not say that everybody's are.
   const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now());
   if (Status met = Barrier(std::max(left, Millis(0))); !met.ok()) {
     return Status(met.code(), "while connecting: " + met.message());
@@ -66,13 +75,13 @@ TransportCounters GlooTransport::counters() const {
 
 void GlooTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
                          std::shared_ptr<void> keep) {
-  pairs_[peer]->writer().Send(header, std::move(payload), std::move(keep));
+  connections_[peer]->writer().Send(header, std::move(payload), std::move(keep));
 }
 
 Status GlooTransport::Flush(Millis timeout) {
   const auto deadline = Clock::now() + timeout;
   for (int peer = 0; peer < size(); ++peer) {
-    if (pairs_[peer] != nullptr && !pairs_[peer]->writer().WaitUntilTaken(deadline)) {
+    if (connections_[peer] != nullptr && !connections_[peer]->writer().WaitUntilTaken(deadline)) {
       return Status::Timeout("rank " + std::to_string(peer) + " does not take what is sent to it");
     }
   }
@@ -80,8 +89,8 @@ Status GlooTransport::Flush(Millis timeout) {
 }
 
 void GlooTransport::Close() {
-  for (FramedPair* pair : pairs_) {
-    if (pair != nullptr) pair->close();
+  for (const auto& connection : connections_) {
+    if (connection != nullptr) connection->Close();
   }
 }
 

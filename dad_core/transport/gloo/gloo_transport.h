@@ -1,21 +1,20 @@
 // Ranks joined by TCP connections that gloo makes. Send writes from the calling
-// thread as long as the socket takes it; gloo's epoll thread does the rest.
+// thread as long as the socket takes it; the loop's thread does the rest.
 #pragma once
-
-#include <gloo/rendezvous/context.h>
 
 #include <memory>
 #include <string_view>
 #include <vector>
 
 #include "dad/engine.h"
-#include "transport/gloo/framed_pair.h"
+#include "transport/gloo/connection.h"
+#include "transport/gloo/event_loop.h"
 #include "transport/gloo/traffic.h"
 #include "transport/transport.h"
 
 namespace dad::gloo_transport {
 
-class GlooTransport final : public Transport, private PairListener {
+class GlooTransport final : public Transport, private ConnectionListener {
  public:
   // Returns when all ranks are connected to each other, or options.start_timeout_seconds
   // have passed: the status says who is missing.
@@ -30,7 +29,7 @@ class GlooTransport final : public Transport, private PairListener {
   void Close() override;
 
  private:
-  GlooTransport(int rank, int size) : Transport(rank, size), pairs_(size) {}
+  GlooTransport(int rank, int size) : Transport(rank, size), connections_(size) {}
 
   Status ConnectMesh(const World& world, const Options& options);
 
@@ -39,8 +38,8 @@ class GlooTransport final : public Transport, private PairListener {
   void OnLost(int peer, Status why) override;
 
   Traffic traffic_;
-  std::shared_ptr<::gloo::rendezvous::Context> context_;  // owns the pairs and the device
-  std::vector<FramedPair*> pairs_;                        // null at this rank
+  EventLoop loop_;
+  std::vector<std::unique_ptr<Connection>> connections_;  // null at this rank
 };
 
 }  // namespace dad::gloo_transport
