@@ -36,6 +36,7 @@ class RankProcess:
     exit_code: int | None = None
     ended_at: float = 0.0
     open_pipes: int = 2
+    told_to_stop: bool = False  # before we knew of its end
     done: bool = field(default=False)
 
 
@@ -126,6 +127,8 @@ class Job:
         """SIGTERM to every rank; the children send SIGKILL after the grace time."""
         if self._stopped_at is None:
             self._stopped_at = time.monotonic()
+            for rank in self._processes:
+                rank.told_to_stop = rank.exit_code is None
             self._order(b"T")
 
     def _kill(self) -> None:
@@ -223,7 +226,7 @@ class Job:
 
     def _is_victim(self, rank: RankProcess) -> bool:
         """Whether our own order ended it."""
-        if self._stopped_at is None or rank.ended_at <= self._stopped_at:
+        if self._stopped_at is None or not rank.told_to_stop:
             return False
         if rank.exit_code == 128 + signal.SIGTERM:
             return True
