@@ -170,16 +170,13 @@ def test_broken_connection_ends_the_rank_and_the_job(ssh_environment):
 
 def test_directory_that_the_other_host_lacks_is_said(ssh_environment):
     order = json.dumps({"command": ["true"], "cwd": "/no/such/place"})
-    done = subprocess.run(
-        ["ssh", "node1", remote_shell_command()],
-        env=ssh_environment,
-        input=f"{len(order)}\n{order}",
-        capture_output=True,
-        text=True,
-        timeout=20,
-    )
-    assert done.returncode == 0
-    assert "/no/such/place: No such file or directory; running in" in done.stderr
+    command = ["ssh", "node1", remote_shell_command()]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(command, env=ssh_environment, text=True, **pipes) as job:
+        job.stdin.write(f"{len(order)}\n{order}")
+        job.stdin.flush()  # and stays open: its end would mean that the launcher is gone
+        assert job.wait(timeout=20) == 0
+        assert "/no/such/place: No such file or directory; running in" in job.stderr.read()
 
 
 def test_every_host_that_cannot_be_reached_is_named_with_a_command_to_try(ssh_environment):

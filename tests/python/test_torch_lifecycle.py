@@ -65,7 +65,7 @@ def check_init_and_shutdown_many_times_leave_nothing_behind():
         cycle(number)
     before = process.num_threads(), process.num_fds(), threading.active_count()
     memory = process.memory_info().rss
-    for number in range(100):
+    for number in range(200):
         cycle(number)
     after = process.num_threads(), process.num_fds(), threading.active_count()
     assert all(b <= a for a, b in zip(before, after, strict=True)), (before, after)

@@ -34,8 +34,8 @@ class EventLoop {
   void Run();
 
   const int epoll_;
-  const int wake_;  // an eventfd: the end
-  std::mutex mutex_;                             // held while handlers are called
+  const int wake_;                              // an eventfd: the end
+  std::mutex mutex_;                            // held while handlers are called
   std::unordered_map<int, Handler*> handlers_;  // guarded by mutex_
   std::thread thread_;
 };
