@@ -424,6 +424,30 @@ TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
   EXPECT_EQ(text.substr(text.size() - 2), "]\n");
 }
 
+TEST(EngineTest, TuningGoesOnWhileTheStepsDo) {
+  Options options;
+  options.autotune = true;
+  options.autotune_log = testing::TempDir() + "dad_autotune.csv";
+  {
+    Job job(2, options);
+    job.Run([&](int rank) {
+      for (int step = 0; step < 150; ++step) {
+        Values a(std::vector<float>(300'000, 1.0f)), b({1});
+        auto first = job[rank].Submit(a.AllReduce("a"));
+        auto second = job[rank].Submit(b.AllReduce("b"));
+        ASSERT_TRUE(first->Wait(seconds(20)).ok());
+        ASSERT_TRUE(second->Wait(seconds(20)).ok());
+        ASSERT_EQ(a.data[299'999], 2.0f);
+      }
+    });
+  }
+  std::ifstream file(options.autotune_log);
+  std::string line;
+  int lines = 0;
+  while (std::getline(file, line)) ++lines;
+  EXPECT_EQ(lines, 1 + 7);  // a heading, and 256 kB to 16 MB
+}
+
 TEST(EngineTest, ResultsDoNotDependOnWhatIsFusedWithWhat) {
   std::vector<std::vector<float>> results;
   for (int64_t fusion : {0, 1000, 100'000'000}) {

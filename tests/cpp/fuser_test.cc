@@ -13,7 +13,7 @@ TEST(FuserTest, EmptyReadyListMakesNoBatch) { EXPECT_TRUE(Fuse({}, 1000).empty()
 
 TEST(FuserTest, SmallTensorsShareABatchInOrder) {
   const std::vector<FuseItem> items = {Floats(0, 10), Floats(1, 20), Floats(2, 30)};
-  const auto batches = Fuse(items, 1000);
+  const auto batches = Fuse(items, 10'000);
   ASSERT_EQ(batches.size(), 1u);
   ASSERT_EQ(batches[0].parts.size(), 3u);
   EXPECT_EQ(batches[0].parts[2].request, 2);
@@ -21,10 +21,12 @@ TEST(FuserTest, SmallTensorsShareABatchInOrder) {
 }
 
 TEST(FuserTest, ABatchClosesBeforeItGetsTooLarge) {
-  const std::vector<FuseItem> items = {Floats(0, 20), Floats(1, 20), Floats(2, 20)};
-  const auto batches = Fuse(items, 160);
+  const std::vector<FuseItem> items(9, Floats(0, 20));
+  std::vector<FuseItem> numbered = items;
+  for (size_t i = 0; i < items.size(); ++i) numbered[i].request = static_cast<int>(i);
+  const auto batches = Fuse(numbered, 400);
   ASSERT_EQ(batches.size(), 2u);
-  EXPECT_EQ(batches[0].parts.size(), 2u);
+  EXPECT_EQ(batches[0].parts.size(), 5u);
 }
 
 TEST(FuserTest, DifferentKeysNeverMeet) {
@@ -34,18 +36,25 @@ TEST(FuserTest, DifferentKeysNeverMeet) {
   EXPECT_EQ(batches[1].parts.size(), 2u);
 }
 
-TEST(FuserTest, TensorLargerThanABatchIsCutAndTravelsAlone) {
-  const std::vector<FuseItem> items = {Floats(0, 1), Floats(1, 1001), Floats(2, 1)};
-  const auto batches = Fuse(items, 1000);
-  ASSERT_EQ(batches.size(), 7u);  // 4004 bytes are five slices of at most 1000
-  int64_t covered = 0;
-  for (size_t i = 1; i < 6; ++i) {
-    ASSERT_EQ(batches[i].parts.size(), 1u);
-    EXPECT_EQ(batches[i].parts[0].slice.begin, covered);
-    EXPECT_LE(batches[i].bytes, 1004);
-    covered += batches[i].parts[0].slice.count;
+TEST(FuserTest, LargeTensorIsCutAndTravelsAlone) {
+  struct Case {
+    int64_t elements;
+    size_t slices;
+  };
+  // Of 400 bytes at most, 100 at least, and eight in between.
+  for (const Case& c : {Case{26, 2}, Case{100, 4}, Case{400, 8}, Case{1001, 11}}) {
+    const std::vector<FuseItem> items = {Floats(0, 1), Floats(1, c.elements), Floats(2, 1)};
+    const auto batches = Fuse(items, 400);
+    ASSERT_EQ(batches.size(), c.slices + 2) << c.elements;
+    int64_t covered = 0;
+    for (size_t i = 1; i <= c.slices; ++i) {
+      ASSERT_EQ(batches[i].parts.size(), 1u);
+      EXPECT_EQ(batches[i].parts[0].slice.begin, covered);
+      EXPECT_LE(batches[i].bytes, 400);
+      covered += batches[i].parts[0].slice.count;
+    }
+    EXPECT_EQ(covered, c.elements);
   }
-  EXPECT_EQ(covered, 1001);
 }
 
 TEST(FuserTest, WhatIsNotElementwiseIsNeverCut) {

@@ -13,6 +13,10 @@ namespace {
 // takes many, and cores are for others.
 constexpr int kPollsWithoutPause = 200;
 constexpr std::chrono::microseconds kPause{50};
+// MPI works only while it is called. A peer whose message we have may wait for a last word
+// that MPI could not send at once, so it goes on being called for a while.
+constexpr std::chrono::milliseconds kLinger{100};
+constexpr std::chrono::milliseconds kLingerPause{1};
 // Peers that have our messages may tell so only after they have said goodbye.
 constexpr std::chrono::seconds kStopGrace{3};
 // Time alone does not count: on a busy machine this thread may not have run at all.
@@ -91,7 +95,9 @@ bool Progress::WaitForWork(std::vector<std::shared_ptr<Transfer>>* started) {
   if (!requests_.empty() && !pause) std::this_thread::yield();
   std::unique_lock<std::mutex> lock(mutex_);
   const auto called = [&] { return closed_ || !queue_.empty(); };
-  if (requests_.empty()) {
+  if (requests_.empty() && Clock::now() < last_finished_ + kLinger) {
+    work_.wait_for(lock, kLingerPause, called);
+  } else if (requests_.empty()) {
     work_.wait(lock, called);
   } else if (pause) {
     work_.wait_for(lock, kPause, called);
@@ -122,8 +128,17 @@ void Progress::Post(const std::shared_ptr<Transfer>& transfer) {
   idle_polls_ = 0;
 }
 
+void Progress::Nudge() {
+  int found = 0;
+  MPI_Status status;
+  (void)MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, communicator_, &found, &status);
+}
+
 void Progress::Poll() {
-  if (requests_.empty()) return;
+  if (requests_.empty()) {
+    if (Clock::now() < last_finished_ + kLinger) Nudge();
+    return;
+  }
   indices_.resize(requests_.size());
   statuses_.resize(requests_.size());
   int count = 0;
@@ -137,6 +152,7 @@ void Progress::Poll() {
     return;
   }
   idle_polls_ = 0;
+  last_finished_ = Clock::now();
   std::vector<Part> finished(static_cast<size_t>(count));
   for (int i = 0; i < count; ++i) {
     finished[i] = std::move(parts_[indices_[i]]);
@@ -205,7 +221,11 @@ void Progress::WindDown() {
     Poll();
     if (idle_polls_ > kPollsWithoutPause) std::this_thread::sleep_for(kPause);
   }
-  if (!requests_.empty()) Abandon("closed before all messages were through");
+  if (!requests_.empty()) return Abandon("closed before all messages were through");
+  while (Clock::now() < last_finished_ + kLinger) {
+    Nudge();
+    std::this_thread::sleep_for(kLingerPause);
+  }
 }
 
 void Progress::Abandon(const std::string& why) {

@@ -81,7 +81,7 @@ class Progress {
   };
 
   void Run();
-  // Waits for work, or a moment if there is some; false: stop.
+  // Waits for work, or a moment if there is or was some; false: stop.
   bool WaitForWork(std::vector<std::shared_ptr<Transfer>>* started);
   void Post(const std::shared_ptr<Transfer>& transfer);
   void Poll();
@@ -90,6 +90,7 @@ class Progress {
   void CheckDeadlines();
   void Break(int peer, const Status& why);
   void WindDown();
+  void Nudge();
   void Abandon(const std::string& why);
   std::optional<int> AwaitedPeerLocked() const;
 
@@ -103,6 +104,7 @@ class Progress {
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
   int idle_polls_ = 0;
+  Clock::time_point last_finished_;
   bool winding_down_ = false;
 
   std::mutex mutex_;
