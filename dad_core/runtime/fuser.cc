@@ -7,8 +7,8 @@ namespace {
 
 // How many slices a tensor is cut into; 1: it is not.
 int64_t NumSlices(const FuseItem& item, int64_t fusion_bytes) {
-  if (!item.elementwise || fusion_bytes < 4 || item.bytes() <= fusion_bytes / 4) return 1;
-  const int64_t slice_bytes = std::clamp(item.bytes() / 8, fusion_bytes / 4, fusion_bytes);
+  if (!item.elementwise || fusion_bytes < 8 || item.bytes() <= fusion_bytes / 8) return 1;
+  const int64_t slice_bytes = std::clamp(item.bytes() / 8, fusion_bytes / 8, fusion_bytes);
   return (item.bytes() + slice_bytes - 1) / slice_bytes;
 }
 

@@ -31,9 +31,9 @@ struct FusedBatch {
 };
 
 // Keeps the order; the items of a request follow each other. A batch closes when
-// the next request would take it over `fusion_bytes`. An elementwise tensor larger than a
-// quarter of that is cut into equal slices, so that one is on the wire while
-// another is added up: eight of them, if that makes them neither smaller than the quarter
+// the next request would take it over `fusion_bytes`. An elementwise tensor larger than an
+// eighth of that is cut into equal slices, so that one is on the wire while
+// another is added up: eight of them, if that makes them neither smaller than the eighth
 // nor larger than the whole. A request of several batches shares none with others, so that they
 // start together or not at all. 0 fuses nothing and cuts nothing.
 std::vector<FusedBatch> Fuse(std::span<const FuseItem> items, int64_t fusion_bytes);

@@ -53,9 +53,9 @@ std::string ParseBool(const std::string& text, bool& out) {
 }
 
 constexpr Row kTable[] = {
-    {"fusion_bytes", "1048576", "DAD_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD",
+    {"fusion_bytes", "2097152", "DAD_FUSION_BYTES", "HOROVOD_FUSION_THRESHOLD",
      "Tensors are fused into batches of up to this many bytes, and large ones are cut into slices "
-     "of a quarter of it to all of it; 0 sends every tensor by itself.",
+     "of an eighth of it to all of it; 0 sends every tensor by itself.",
      [](const std::string& t, Options& o) { return ParseInt(t, 0, o.fusion_bytes); }},
     {"cycle_time_ms", "0", "DAD_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME",
      "How long a rank gathers newly ready tensors before it tells the others, in the steps before "

@@ -21,12 +21,12 @@ TEST(FuserTest, SmallTensorsShareABatchInOrder) {
 }
 
 TEST(FuserTest, ABatchClosesBeforeItGetsTooLarge) {
-  const std::vector<FuseItem> items(9, Floats(0, 20));
+  const std::vector<FuseItem> items(15, Floats(0, 20));
   std::vector<FuseItem> numbered = items;
   for (size_t i = 0; i < items.size(); ++i) numbered[i].request = static_cast<int>(i);
-  const auto batches = Fuse(numbered, 400);
+  const auto batches = Fuse(numbered, 1000);
   ASSERT_EQ(batches.size(), 2u);
-  EXPECT_EQ(batches[0].parts.size(), 5u);
+  EXPECT_EQ(batches[0].parts.size(), 12u);
 }
 
 TEST(FuserTest, DifferentKeysNeverMeet) {
@@ -41,8 +41,8 @@ TEST(FuserTest, LargeTensorIsCutAndTravelsAlone) {
     int64_t elements;
     size_t slices;
   };
-  // Of 400 bytes at most, 100 at least, and eight in between.
-  for (const Case& c : {Case{26, 2}, Case{100, 4}, Case{400, 8}, Case{1001, 11}}) {
+  // Of 400 bytes at most, 50 at least, and eight in between.
+  for (const Case& c : {Case{13, 2}, Case{26, 3}, Case{400, 8}, Case{1001, 11}}) {
     const std::vector<FuseItem> items = {Floats(0, 1), Floats(1, c.elements), Floats(2, 1)};
     const auto batches = Fuse(items, 400);
     ASSERT_EQ(batches.size(), c.slices + 2) << c.elements;

@@ -133,7 +133,7 @@ class RendezvousServer:
         self._pid = os.getpid()
         self._thread = threading.Thread(
             target=self._server.serve_forever,
-            kwargs={"poll_interval": 0.1},
+            kwargs={"poll_interval": None},  # sleeps until somebody connects
             name="dad-rendezvous",
             daemon=True,
         )
@@ -154,6 +154,7 @@ class RendezvousServer:
         """Stops answering, frees the port, joins the thread. Does nothing in a forked child."""
         if os.getpid() != self._pid or not self._thread.is_alive():
             return
+        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which looks for the order then
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
