@@ -52,7 +52,7 @@ void Connection::Start() {
 
 void Connection::Close() {
   // If the loop's thread is just losing it, that has to be over.
-  if (!Shut()) loop_->Forget(fd_);
+  if (!Shut()) loop_->Settle();
 }
 
 bool Connection::Shut() {

@@ -29,6 +29,8 @@ class EventLoop {
   // When it returns on another thread than the loop's, the handler is not being called
   // and will not be.
   void Forget(int fd);
+  // Waits for the handlers that are being called; not on the loop's thread.
+  void Settle() { std::lock_guard<std::mutex> lock(mutex_); }
 
  private:
   void Run();
