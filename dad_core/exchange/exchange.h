@@ -30,11 +30,6 @@ struct Group {
   std::vector<bool> joined;
 
   bool Joined(int r) const { return !joined.empty() && joined[static_cast<size_t>(r)]; }
-  int num_present() const {
-    int n = size;
-    for (bool j : joined) n -= j ? 1 : 0;
-    return n;
-  }
 };
 
 // What all ranks agree on about one tensor. For allgather and alltoall the first

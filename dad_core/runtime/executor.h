@@ -56,8 +56,6 @@ class Executor {
   void MemberGone(int member, const Status& why);
   void FailAll(const Status& why);
 
-  bool Running(uint64_t id) const { return running_.contains(id); }
-  size_t num_running() const { return running_.size(); }
   // Members that some batch waits for.
   std::vector<bool> Awaited() const;
   // Requests whose batch has waited for some member since before `since`.
