@@ -270,7 +270,7 @@ using Kernel = void (*)(const Job&);
 template <typename Element, ReduceOp op>
 Kernel KernelAt(CpuLevel level) {
 #if defined(__x86_64__)
-  if (level == CpuLevel::kAvx2) {
+  if (level >= CpuLevel::kAvx2) {
     using Avx2Element =
         std::conditional_t<std::is_same_v<Element, HalfElement>, HalfF16cElement, Element>;
     return ReduceAvx2<Avx2Element, op>;
