@@ -2,6 +2,7 @@
 // the ops of register.cc.
 #include <torch/csrc/utils/pybind.h>
 
+#include "capture_python.h"
 #include "collective.h"
 #include "handles.h"
 
@@ -67,6 +68,8 @@ PYBIND11_MODULE(_torch, m) {
   m.def("poll", &Poll, "Whether wait() would return at once.");
   m.def("wait", &Wait, "Ends a handle: (result, received splits, value).");
   m.def("forget", &Forget, "Ends a handle without waiting for it.");
+
+  DefineCapture(m);
 
   py::dict kinds;
   for (auto kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll,

@@ -1,0 +1,1039 @@
+"""Capture: the segments of every parameter and its .grad add up to what torch alone computes."""
+
+import copy
+import threading
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from dad.torch._load import _torch as capture  # noqa: E402
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 5e-2, torch.float16: 5e-3}
+
+
+@pytest.fixture(autouse=True)
+def _same_numbers():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def track():
+    """Tracks parameters for one test."""
+    tracked = []
+
+    def start(params, mode="rows"):
+        params = list(params.parameters() if isinstance(params, nn.Module) else params)
+        tracked.extend(params)
+        return [capture.capture_track(param, mode) for param in params]
+
+    yield start
+    for param in tracked:
+        capture.capture_untrack(param)
+
+
+def take(params):
+    """What the segments of each parameter add up to, in float64; and the segments."""
+    params = list(params)
+    sums = {param: torch.zeros(param.shape, dtype=torch.float64) for param in params}
+    segments = {param: capture.capture_take(param) for param in params}
+    for param in params:
+        for segment in segments[param]:
+            if segment.kind == "indexed":
+                assert segment.index.dtype == torch.int64
+                sums[param].index_add_(0, segment.index, segment.x.double())
+                continue
+            assert segment.a.is_contiguous() and segment.d.is_contiguous()
+            assert not segment.a.requires_grad and not segment.d.requires_grad
+            assert segment.a.shape[0] == segment.d.shape[0]
+            rows = slice(segment.out_begin, segment.out_begin + segment.d.shape[1])
+            sums[param].flatten(1)[rows] += segment.d.double().T @ segment.a.double()
+            if segment.has_bias:
+                bias = capture.capture_folded_bias(param)
+                sums[bias][rows] += segment.d.double().sum(0)
+    return sums, segments
+
+
+def totals(params):
+    params = list(params)
+    sums, segments = take(params)
+    for param in params:
+        if param.grad is not None:
+            sums[param] += param.grad.double()
+    return sums, segments
+
+
+def assert_close(actual, expected, tolerance):
+    scale = max(expected.abs().max().item() if expected.numel() else 0.0, 1e-30)
+    assert (actual - expected).abs().max().item() <= tolerance * scale if expected.numel() else True
+
+
+def check(model, run, track, *, mode="rows", captured=None, passes=1, tolerance=None):
+    """Runs forward and backward with a copy and with the tracked model. `captured` names the parameters
+    that must have come as segments only; None: all."""
+    reference = copy.deepcopy(model)
+    track(model, mode)
+    state = torch.get_rng_state()
+    for _ in range(passes):
+        run(reference).backward()
+    torch.set_rng_state(state)
+    for _ in range(passes):
+        run(model).backward()
+    named = dict(model.named_parameters())
+    dense = {name: param.grad for name, param in named.items()}
+    if mode == "rows":
+        sums, segments = totals(named.values())
+    else:
+        sums, segments = take(named.values())
+    biases = [capture.capture_folded_bias(param) for param in named.values()]
+    for (name, param), other in zip(named.items(), reference.parameters(), strict=True):
+        if other.grad is None:
+            assert dense[name] is None and not segments[param], name
+            continue
+        allowed = tolerance or TOLERANCE[param.dtype]
+        is_captured = captured is None or name in captured
+        if mode == "rows" or is_captured:
+            assert_close(sums[param], other.grad.double(), allowed)
+        if mode == "rows_and_dense":
+            assert_close(dense[name].double(), other.grad.double(), allowed)
+        elif is_captured:
+            assert dense[name] is None, name
+        if is_captured:
+            assert segments[param] or any(param is bias for bias in biases), name
+            assert capture.capture_reason(param) == "", name
+        elif captured is not None:
+            assert not segments[param], name
+            assert capture.capture_reason(param) != "", name
+    return segments
+
+
+def square(output):
+    return output.double().square().sum() if output.dtype != torch.float64 else output.square().sum()
+
+
+# Linear
+
+
+@pytest.mark.parametrize("mode", ["rows", "rows_and_dense"])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 7), (2, 3, 7), (2, 3, 2, 7), (7,), (0, 7), (2, 0, 7), (1, 7)])
+def test_linear_with_any_leading_dimensions(track, shape, bias, mode):
+    x = torch.randn(shape)
+    segments = check(nn.Linear(7, 4, bias), lambda m: square(m(x)), track, mode=mode)
+    (segment,) = next(iter(segments.values()))
+    assert segment.samples == (shape[0] if len(shape) > 1 else 1)
+    assert segment.has_bias == bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(track, dtype):
+    x = torch.randn(6, 7).to(dtype)
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 4)).to(dtype)
+    segments = check(model, lambda m: square(m(x)), track)
+    assert all(segment.a.dtype == dtype for kept in segments.values() for segment in kept)
+
+
+def test_non_contiguous_inputs_and_gradients(track):
+    x = torch.randn(7, 3, 5).permute(1, 2, 0)
+    model = nn.Sequential(nn.Linear(7, 6), nn.Linear(6, 4))
+    check(model, lambda m: square(m(x).transpose(0, 1)) + m(x[:, ::2]).sum(), track)
+
+
+def test_the_product_is_never_computed(track):
+    class Shapes(TorchDispatchMode):
+        seen = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                self.seen.append((str(func), tuple(result.shape)))
+            return result
+
+    model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    loss = model(torch.randn(4, 7)).sum()
+    track(model)
+    loss_tracked = model(torch.randn(4, 7)).sum()
+    with Shapes():
+        loss.backward()
+    assert ("aten.mm.default", (5, 7)) in Shapes.seen and ("aten.mm.default", (3, 5)) in Shapes.seen
+    Shapes.seen.clear()
+    model.zero_grad()
+    with Shapes():
+        loss_tracked.backward()
+    assert ("aten.mm.default", (4, 5)) in Shapes.seen  # the gradient of the input is
+    assert not [shape for _, shape in Shapes.seen if shape in ((5, 7), (3, 5))]
+    assert all(param.grad is None for param in model.parameters())
+
+
+def test_hooks_fire_once_per_backward_with_nothing_in_grad(track):
+    model = nn.Linear(7, 4)
+    track(model)
+    fired = []
+    for name, param in model.named_parameters():
+        param.register_post_accumulate_grad_hook(lambda p, name=name: fired.append((name, p.grad)))
+    x = torch.randn(3, 7)
+    (model(x).sum() + model(2 * x).sum()).backward()
+    assert sorted(fired) == [("bias", None), ("weight", None)]
+    assert capture.capture_count(model.weight) == 2
+
+
+def test_the_users_batch_is_copied_and_activations_are_not(track):
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    track(model)
+    x = torch.randn(4, 7)
+    before = x.clone()
+    hidden = model[:2](x)
+    model[2](hidden).sum().backward()
+    x.zero_()
+    (first,) = capture.capture_take(model[0].weight)
+    (second,) = capture.capture_take(model[2].weight)
+    assert torch.equal(first.a, before)
+    assert second.a.data_ptr() == hidden.data_ptr()
+
+
+def test_a_view_of_the_users_batch_is_copied(track):
+    model = nn.Linear(8, 3)
+    track(model)
+    x = torch.randn(4, 2, 4, requires_grad=True)
+    before = x.detach().clone()
+    model(x.flatten(1)).sum().backward()
+    x.data.zero_()
+    (segment,) = capture.capture_take(model.weight)
+    assert torch.equal(segment.a, before.flatten(1))
+
+
+def test_an_activation_changed_after_backward_is_an_error(track):
+    model = nn.Sequential(nn.Linear(7, 5), nn.Tanh(), nn.Linear(5, 3))
+    track(model)
+    hidden = model[:2](torch.randn(4, 7))
+    model[2](hidden).sum().backward()
+    with torch.no_grad():
+        hidden.zero_()
+    with pytest.raises(RuntimeError, match="changed in place"):
+        capture.capture_take(model[2].weight)
+
+
+# Convolutions
+
+CONVOLUTIONS = [
+    {"kernel_size": 3},
+    {"kernel_size": 1},
+    {"kernel_size": 3, "stride": 2, "padding": 1},
+    {"kernel_size": 2, "dilation": 2, "padding": 1, "bias": False},
+    {"kernel_size": 3, "padding": 1, "groups": 2},
+    {"kernel_size": 1, "groups": 4},
+    {"kernel_size": 3, "padding": "same", "dilation": 2},
+    {"kernel_size": 2, "padding": "same"},
+    {"kernel_size": 3, "padding": "valid"},
+    {"kernel_size": 3, "padding": 1, "padding_mode": "circular"},
+    {"kernel_size": 1, "stride": 2},
+]
+
+
+@pytest.mark.parametrize("options", CONVOLUTIONS, ids=str)
+@pytest.mark.parametrize("dims", [1, 2, 3])
+def test_convolutions(track, dims, options):
+    kind = (nn.Conv1d, nn.Conv2d, nn.Conv3d)[dims - 1]
+    model = nn.Sequential(kind(4, 8, **options), nn.ReLU(), kind(8, 4, **options))
+    x = torch.randn(2, 4, *(9, 8, 7)[:dims])
+    segments = check(model, lambda m: square(m(x)), track)
+    groups = options.get("groups", 1)
+    assert len(segments[model[0].weight]) == groups
+    assert segments[model[0].weight][0].samples == 2
+    alone = x[0]
+    model.zero_grad()
+    track(model, "off")
+    check(model, lambda m: square(m(alone)), track, mode="rows_and_dense")
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_convolution_dtypes_and_channels_last(track, dtype):
+    model = nn.Conv2d(4, 6, 3, padding=1).to(dtype).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 4, 5, 6, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    check(model, lambda m: square(m(x)), track)
+
+
+def test_one_by_one_convolution_of_the_users_batch_is_copied(track):
+    model = nn.Conv2d(4, 6, 1)
+    track(model)
+    x = torch.randn(2, 4, 5, 6).contiguous(memory_format=torch.channels_last)
+    before = x.permute(0, 2, 3, 1).reshape(-1, 4).clone()
+    model(x).sum().backward()
+    x.zero_()
+    (segment,) = capture.capture_take(model.weight)
+    assert torch.equal(segment.a, before)
+
+
+def test_transposed_convolution_is_left_to_torch(track):
+    x = torch.randn(2, 4, 5)
+    model = nn.ConvTranspose1d(4, 6, 3)
+    check(model, lambda m: square(m(x)), track, captured=[])
+    assert capture.capture_reason(model.weight) == "a transposed convolution"
+
+
+# Embeddings
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"padding_idx": -1}, {"max_norm": 0.5}], ids=str)
+@pytest.mark.parametrize("shape", [(6,), (2, 5), (0,), ()])
+def test_embedding(track, shape, options):
+    index = torch.randint(0, 9, shape)
+    segments = check(nn.Embedding(9, 4, **options), lambda m: square(m(index)), track)
+    (segment,) = next(iter(segments.values()))
+    if "padding_idx" in options:
+        assert not (segment.index == options["padding_idx"] % 9).any()
+
+
+def test_embedding_copies_the_index(track):
+    model = nn.Embedding(9, 4)
+    track(model)
+    index = torch.randint(0, 9, (3, 2), dtype=torch.int32)
+    for batch in (index, index.long()):
+        before = batch.clone()
+        model(batch).sum().backward()
+        batch.zero_()
+        (segment,) = capture.capture_take(model.weight)
+        assert torch.equal(segment.index, before.flatten().long())
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [({"sparse": True}, "sparse=True"), ({"scale_grad_by_freq": True}, "scale_grad_by_freq=True")],
+)
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag])
+def test_embeddings_that_are_declined(track, kind, options, reason):
+    model = kind(9, 4, **options)
+    track(model)
+    index = torch.tensor([[1, 2], [1, 3]])
+    model(index).sum().backward()
+    assert not capture.capture_take(model.weight)
+    assert capture.capture_reason(model.weight) == reason
+    assert model.weight.grad is not None
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"include_last_offset": True}], ids=str)
+def test_embedding_bag(track, mode, options):
+    index = torch.tensor([1, 3, 3, 0, 8, 3, 5, 3])
+    offsets = torch.tensor([0, 2, 2, 5, 7, 8] if options.get("include_last_offset") else [0, 2, 2, 5, 7])
+    check(nn.EmbeddingBag(9, 4, mode=mode, **options), lambda m: square(m(index, offsets)), track)
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_embedding_bag_of_a_matrix_and_of_nothing(track, mode):
+    index = torch.randint(0, 9, (3, 4))
+    empty = torch.zeros(0, dtype=torch.int64)
+    model = nn.EmbeddingBag(9, 4, mode=mode)
+    check(model, lambda m: square(m(index)) + square(m(empty, torch.tensor([0, 0]))), track)
+
+
+def test_embedding_bag_with_sample_weights(track):
+    index = torch.randint(0, 9, (3, 4))
+    factors = torch.randn(3, 4)
+    check(
+        nn.EmbeddingBag(9, 4, mode="sum"),
+        lambda m: square(m(index, per_sample_weights=factors)),
+        track,
+    )
+    model = nn.EmbeddingBag(9, 4, mode="sum")
+    factors.requires_grad_()
+    check(model, lambda m: square(m(index, per_sample_weights=factors)), track, captured=[])
+    assert "per_sample_weights" in capture.capture_reason(model.weight)
+
+
+def test_embedding_bag_max_is_left_to_torch(track):
+    index = torch.randint(0, 9, (3, 4))
+    model = nn.EmbeddingBag(9, 4, mode="max")
+    check(model, lambda m: square(m(index)), track, captured=[])
+    assert capture.capture_reason(model.weight) == 'mode="max"'
+
+
+# Attention, recurrent nets, transformers
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_self_attention(track, batch_first):
+    x = torch.randn(3, 5, 8)
+    model = nn.MultiheadAttention(8, 2, batch_first=batch_first)
+    check(model, lambda m: square(m(x, x, x)[0]), track)
+
+
+def test_attention_over_another_sequence_uses_blocks_of_the_packed_weight(track):
+    x, memory, values = torch.randn(3, 5, 8), torch.randn(3, 6, 8), torch.randn(3, 6, 8)
+    model = nn.MultiheadAttention(8, 2, batch_first=True)
+    segments = check(model, lambda m: square(m(x, memory, memory)[0]), track)
+    kept = segments[model.in_proj_weight]
+    assert sorted((s.out_begin, s.d.shape[1], s.has_bias) for s in kept) == [(0, 8, True), (8, 16, True)]
+    model.zero_grad()
+    segments = check(model, lambda m: square(m(x, memory, values)[0]), track)
+    kept = segments[model.in_proj_weight]
+    assert sorted((s.out_begin, s.d.shape[1]) for s in kept) == [(0, 8), (8, 8), (16, 8)]
+
+
+def test_attention_with_other_key_and_value_sizes(track):
+    query, key, value = torch.randn(5, 3, 8), torch.randn(6, 3, 4), torch.randn(6, 3, 7)
+    model = nn.MultiheadAttention(8, 2, kdim=4, vdim=7)
+    # One bias for three weights: it has no weight to ride with.
+    names = {name for name, _ in model.named_parameters()} - {"in_proj_bias"}
+    check(model, lambda m: square(m(query, key, value)[0]), track, captured=names)
+    assert capture.capture_reason(model.in_proj_bias) == "it does not go with the rows of its weight"
+
+
+def test_attention_with_bias_kv_in_part(track):
+    x = torch.randn(5, 3, 8)
+    model = nn.MultiheadAttention(8, 2, add_bias_kv=True)
+    names = {"in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"}
+    check(model, lambda m: square(m(x, x, x)[0]), track, captured=names)
+
+
+@pytest.mark.parametrize("kind", [nn.RNNCell, nn.LSTMCell, nn.GRUCell])
+def test_cells_over_several_steps(track, kind):
+    x = torch.randn(4, 3, 6)
+
+    def run(cell):
+        state = None
+        for step in x:
+            state = cell(step, state)
+        return square(state[0] if isinstance(state, tuple) else state)
+
+    segments = check(kind(6, 5), run, track)
+    assert {len(kept) for kept in segments.values()} == {0, 4}
+
+
+@pytest.mark.parametrize("kind", [nn.RNN, nn.GRU])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_layers": 2, "bidirectional": True, "batch_first": True}], ids=str
+)
+def test_recurrent_modules(track, kind, options):
+    x = torch.randn(4, 3, 6)
+    check(kind(6, 5, **options), lambda m: square(m(x)[0]), track)
+
+
+def test_lstm_in_float64_is_captured_and_the_fused_one_is_named(track):
+    x = torch.randn(4, 3, 6)
+    check(nn.LSTM(6, 5).double(), lambda m: square(m(x.double())[0]), track)
+    model = nn.LSTM(6, 5)
+    check(model, lambda m: square(m(x)[0]), track, captured=[])
+    assert capture.capture_reason(model.weight_ih_l0) == "fused recurrent kernel"
+
+
+@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("activation", ["relu", "gelu"])
+def test_transformer_layers(track, norm_first, activation):
+    options = {"dim_feedforward": 12, "dropout": 0.1, "activation": activation, "norm_first": norm_first}
+    x, memory = torch.randn(5, 3, 8), torch.randn(6, 3, 8)
+    encoder = nn.TransformerEncoderLayer(8, 2, **options)
+    names = {name for name, _ in encoder.named_parameters() if "norm" not in name}
+    check(encoder, lambda m: square(m(x)), track, captured=names)
+    decoder = nn.TransformerDecoderLayer(8, 2, **options)
+    names = {name for name, _ in decoder.named_parameters() if "norm" not in name}
+    check(decoder, lambda m: square(m(x, memory)), track, captured=names)
+
+
+# Parameters shared, frozen, changed, used elsewhere
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(9, 4)
+        self.body = nn.Linear(4, 4)
+        self.head = nn.Linear(4, 9, bias=False)
+        self.head.weight = self.embed.weight
+
+    def forward(self, index):
+        return self.head(self.body(self.embed(index)).tanh())
+
+
+def test_tied_embedding_and_head(track):
+    index = torch.randint(0, 9, (3, 5))
+    model = Tied()
+    segments = check(model, lambda m: square(m(index)), track)
+    assert [segment.kind for segment in segments[model.embed.weight]] == ["rows", "indexed"]
+
+
+def test_a_module_used_several_times(track):
+    x = torch.randn(3, 5)
+    model = nn.Linear(5, 5)
+    segments = check(model, lambda m: square(m(m(m(x).tanh()).tanh())), track)
+    assert len(segments[model.weight]) == 3
+
+
+@pytest.mark.parametrize("frozen", ["weight", "bias"])
+def test_frozen(track, frozen):
+    x = torch.randn(3, 5, requires_grad=True)
+    model = nn.Linear(5, 4)
+    getattr(model, frozen).requires_grad_(False)
+    check(model, lambda m: square(m(x)), track, captured=["weight"] if frozen == "bias" else [])
+
+
+def test_used_outside_of_its_module_too(track):
+    x = torch.randn(3, 5)
+    model = nn.Linear(5, 4)
+    reference = copy.deepcopy(model)
+    track(model)
+    for module in (reference, model):
+        (square(module(x)) + module.weight.square().sum() + module.bias.cos().sum()).backward()
+    assert_close(model.weight.grad.double(), 2 * model.weight.detach().double(), 1e-6)
+    sums, _ = totals(model.parameters())
+    assert_close(sums[model.weight], reference.weight.grad.double(), 1e-6)
+    assert_close(sums[model.bias], reference.bias.grad.double(), 1e-6)
+
+
+def test_a_bias_of_two_weights_rides_with_the_first(track):
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(5, 4), nn.Linear(5, 4)
+            self.second.bias = self.first.bias
+
+        def forward(self, x):
+            return self.first(x) * self.second(x)
+
+    x = torch.randn(3, 5)
+    model = Both()
+    reference = copy.deepcopy(model)
+    track(model)
+    for module in (reference, model):
+        square(module(x)).backward()
+    sums, segments = totals(model.parameters())
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(sums[param], other.grad.double(), 1e-5)
+    assert segments[model.first.weight][0].has_bias and not segments[model.second.weight][0].has_bias
+    assert capture.capture_reason(model.first.bias) == "it is used with more than one weight"
+
+
+def test_a_pair_can_be_named_in_advance(track):
+    first, second = nn.Linear(5, 4), nn.Linear(5, 4)
+    track(first)
+    track(second)
+    capture.capture_fold_bias(second.weight, first.bias)
+    assert capture.capture_folded_bias(second.weight) is first.bias
+    first(torch.randn(3, 5)).sum().backward()
+    assert first.bias.grad is not None
+    assert not capture.capture_take(first.weight)[0].has_bias
+    with pytest.raises(ValueError, match="partner"):
+        capture.capture_fold_bias(second.weight, second.bias)
+    too_short = nn.Parameter(torch.zeros(3))
+    track([too_short])
+    with pytest.raises(ValueError, match="one element for each row"):
+        capture.capture_fold_bias(first.weight, too_short)
+
+
+def test_weight_norm_is_left_to_torch(track):
+    x = torch.randn(3, 5)
+    for wrap in (nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm):
+        model = wrap(nn.Linear(5, 4))
+        reference = copy.deepcopy(model)
+        track(model)
+        for module in (reference, model):
+            square(module(x)).backward()
+        for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+            assert_close(param.grad.double(), other.grad.double(), 1e-5)
+            assert not capture.capture_take(param)
+            assert capture.capture_reason(param) == "its gradient came from an op without factors"
+
+
+def test_a_hook_on_the_parameter_gets_its_gradient(track):
+    x = torch.randn(3, 5)
+    model = nn.Linear(5, 4)
+    reference = copy.deepcopy(model)
+    track(model)
+    for module in (reference, model):
+        module.weight.register_hook(lambda grad: 2 * grad)
+        square(module(x)).backward()
+    assert_close(model.weight.grad.double(), reference.weight.grad.double(), 1e-6)
+    assert not capture.capture_take(model.weight)
+    assert capture.capture_reason(model.weight) == "a hook on it wants its gradient"
+
+
+# Ways to run
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast(track, dtype):
+    x = torch.randn(6, 7)
+    model = nn.Sequential(nn.Linear(7, 8), nn.GELU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+
+    def run(module):
+        with torch.autocast("cpu", dtype=dtype):
+            return module(x).float().square().mean()
+
+    segments = check(model, run, track, tolerance=0.03)
+    assert all(segment.a.dtype == dtype for kept in segments.values() for segment in kept)
+
+
+def test_autocast_with_attention_and_convolution(track):
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = nn.Conv1d(8, 8, 3, padding=1)
+            self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+
+        def forward(self, x, memory):
+            return self.attention(self.convolution(x.mT).mT, memory, memory)[0]
+
+    x, memory = torch.randn(3, 5, 8), torch.randn(3, 4, 8)
+
+    def run(module):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return module(x, memory).float().square().mean()
+
+    check(Mixed(), run, track, tolerance=0.05)
+
+
+def test_accumulation(track):
+    x = torch.randn(6, 7)
+    model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    segments = check(model, lambda m: square(m(x)), track, passes=3)
+    assert len(segments[model[0].weight]) == 3
+
+
+def test_retained_graphs_add_up(track):
+    model = nn.Linear(5, 4)
+    reference = copy.deepcopy(model)
+    track(model)
+    x = torch.randn(3, 5)
+    for module in (reference, model):
+        loss = square(module(x))
+        loss.backward(retain_graph=True)
+        loss.backward()
+    sums, segments = totals(model.parameters())
+    assert len(segments[model.weight]) == 2
+    assert_close(sums[model.weight], reference.weight.grad.double(), 1e-5)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_captures_once(track, reentrant):
+    x = torch.randn(6, 7, requires_grad=True)
+    model = nn.Sequential(
+        nn.Linear(7, 8), nn.ReLU(), nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 8), nn.Conv1d(6, 6, 1)
+    )
+
+    def run(module):
+        y = checkpoint(module[:3], x, use_reentrant=reentrant)
+        return square(checkpoint(module[3:], y, use_reentrant=reentrant))
+
+    segments = check(model, run, track)
+    assert {len(kept) for param, kept in segments.items() if param.dim() > 1} == {1}
+
+
+def test_evaluation_keeps_nothing(track):
+    model = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, 3))
+    track(model)
+    x = torch.randn(3, 7)
+    with torch.no_grad():
+        assert not model(x).requires_grad
+    with torch.inference_mode():
+        model(x)
+        model(torch.randn(3, 7))
+    model(x)  # with a graph that nobody uses
+    assert all(capture.capture_count(param) == 0 for param in model.parameters())
+    check(copy.deepcopy(model), lambda m: square(m(x)), track)
+
+
+def test_closures_repeat_forward_and_backward(track):
+    model = nn.Linear(5, 1)
+    reference = copy.deepcopy(model)
+    track(model)
+    x, y = torch.randn(8, 5), torch.randn(8, 1)
+
+    def train(module, finish):
+        optimizer = torch.optim.LBFGS(module.parameters(), max_iter=5, line_search_fn="strong_wolfe")
+
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(module(x), y)
+            loss.backward()
+            finish()
+            return loss
+
+        optimizer.step(closure)
+
+    def from_segments():
+        assert model.weight.grad is None
+        for param, total in take(model.parameters())[0].items():
+            param.grad = total.float()
+
+    train(reference, lambda: None)
+    train(model, from_segments)
+    assert_close(model.weight.detach().double(), reference.weight.detach().double(), 1e-3)
+
+
+def test_autograd_grad_and_chosen_inputs_get_dense_gradients(track):
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    reference = copy.deepcopy(model)
+    track(model)
+    x = torch.randn(3, 5)
+    expected = torch.autograd.grad(square(reference(x)), list(reference.parameters()))
+    actual = torch.autograd.grad(square(model(x)), list(model.parameters()))
+    for mine, theirs in zip(actual, expected, strict=True):
+        assert_close(mine.double(), theirs.double(), 1e-6)
+    square(model(x)).backward(inputs=[model[0].weight])
+    assert_close(model[0].weight.grad.double(), expected[0].double(), 1e-6)
+    assert all(capture.capture_count(param) == 0 for param in model.parameters())
+    assert "inputs=" in capture.capture_reason(model[0].weight)
+
+
+def test_double_backward_is_torchs(track):
+    results = []
+    layers = nn.Sequential(nn.Conv1d(2, 3, 3), nn.Flatten(), nn.Tanh(), nn.Linear(9, 4))
+    embed = nn.Embedding(6, 5)
+    for tracked in (False, True):
+        model = copy.deepcopy(nn.ModuleList([embed, layers]))
+        if tracked:
+            track(model)
+        index = torch.tensor([[1, 2], [3, 3]])
+        loss = square(model[1](model[0](index)))
+        grads = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+        loss = loss + sum(grad.square().sum() for grad in grads)
+        if tracked:
+            loss.backward(create_graph=True)
+            assert all(capture.capture_count(param) == 0 for param in model.parameters())
+        else:
+            loss.backward()
+        results.append([param.grad.detach().double() for param in model.parameters()])
+    for mine, theirs in zip(results[1], results[0], strict=True):
+        assert_close(mine, theirs, 1e-5)
+
+
+def test_functorch_does_without_us(track):
+    model = nn.Linear(5, 4)
+    reference = copy.deepcopy(model)
+    track(model)
+    x = torch.randn(3, 5)
+
+    def per_sample(module):
+        params = dict(module.named_parameters())
+
+        def loss(p, row):
+            return torch.func.functional_call(module, p, (row,)).square().sum()
+
+        return torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(params, x)
+
+    for name, grad in per_sample(model).items():
+        assert_close(grad.double(), per_sample(reference)[name].double(), 1e-6)
+    jacobian = torch.func.jacrev(model)(x[0])
+    assert_close(jacobian.double(), model.weight.detach().double(), 1e-6)
+    _, tangent = torch.func.jvp(model, (x,), (x,))
+    assert_close(tangent.double(), (x @ model.weight.T).detach().double(), 1e-6)
+    assert capture.capture_count(model.weight) == 0
+    # vmap alone runs the layer as ever.
+    torch.func.vmap(model)(x).sum().backward()
+    torch.func.vmap(reference)(x).sum().backward()
+    sums, _ = totals(model.parameters())
+    assert_close(sums[model.weight], reference.weight.grad.double(), 1e-6)
+
+
+def test_jit_trace_and_script(track):
+    x = torch.randn(3, 5)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+    reference = copy.deepcopy(model)
+    track(model)
+    for run in (torch.jit.trace(model, x), torch.jit.script(model)):
+        for _ in range(4):
+            square(run(x)).backward()
+            square(reference(x)).backward()
+    sums, _ = totals(model.parameters())
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(sums[param], other.grad.double(), 1e-5)
+
+
+def test_saved_tensor_hooks(track):
+    x = torch.randn(3, 5)
+    model = nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 2))
+
+    def run(module):
+        with torch.autograd.graph.save_on_cpu():
+            return square(module(x))
+
+    check(model, run, track)
+
+
+def test_threads(track):
+    model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
+    reference = copy.deepcopy(model)
+    track(model)
+    batches = [torch.randn(8, 16) for _ in range(4)]
+
+    def work(x):
+        for _ in range(20):
+            square(model(x)).backward()
+
+    threads = [threading.Thread(target=work, args=(x,)) for x in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for x in batches:
+        (20 * square(reference(x))).backward()
+    sums, segments = totals(model.parameters())
+    assert len(segments[model[0].weight]) == 80
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(sums[param], other.grad.double(), 1e-5)
+
+
+# The registry
+
+
+def test_modes_and_lifetime(track):
+    model = nn.Linear(5, 4)
+    x = torch.randn(3, 5)
+    first, second = track(model)
+    assert second == first + 1
+    assert capture.capture_track(model.weight, "rows") == first
+    loss = model(x).sum()
+    capture.capture_set_mode(model.weight, "off")
+    loss.backward()  # ran forward as captured, and off now
+    assert model.weight.grad is not None and capture.capture_count(model.weight) == 0
+    capture.capture_set_mode(model.weight, "rows")
+    loss = model(x).sum()
+    capture.capture_untrack(model.weight)
+    model.zero_grad()
+    loss.backward()
+    assert model.weight.grad is not None
+    with pytest.raises(ValueError, match="not tracked"):
+        capture.capture_take(model.weight)
+    with pytest.raises(ValueError, match="mode"):
+        capture.capture_track(model.weight, "sideways")
+    with pytest.raises(ValueError, match="leaf"):
+        capture.capture_track(model.weight * 2, "rows")
+
+
+def test_a_parameter_that_is_gone_is_forgotten(track):
+    model = nn.Linear(5, 4)
+    for param in model.parameters():
+        capture.capture_track(param, "rows")
+    model(torch.randn(3, 5)).sum().backward()
+    gone = weakref.ref(model.weight)
+    del model, param
+    assert gone() is None
+    track(nn.Linear(5, 4))
+
+
+def test_samples_of_the_earliest_op(track):
+    index = torch.randint(0, 9, (3, 5))
+    model = Tied()
+    params = list(model.parameters())
+    track(model)
+    assert capture.capture_samples(params) == -1
+    model(index).flatten(0, 1).sum().backward()
+    assert capture.capture_samples(params) == 3
+    assert capture.capture_samples([model.body.weight]) == 3
+    capture.capture_begin_step(params)
+    assert capture.capture_samples(params) == -1
+    assert capture.capture_count(model.embed.weight) == 0
+
+
+# Links between layers
+
+ACTIVATIONS = {
+    "relu": nn.ReLU(),
+    "relu in place": nn.ReLU(inplace=True),
+    "leaky_relu": nn.LeakyReLU(0.2),
+    "leaky_relu in place": nn.LeakyReLU(0.2, inplace=True),
+    "tanh": nn.Tanh(),
+    "sigmoid": nn.Sigmoid(),
+    "gelu": nn.GELU(),
+    "gelu_tanh": nn.GELU(approximate="tanh"),
+    "silu": nn.SiLU(),
+}
+
+
+def derivative(link, output, hidden):
+    """φ', from the activation's output where that is enough."""
+    if link.activation == "relu":
+        return (output > 0).to(output.dtype)
+    if link.activation == "leaky_relu":
+        return torch.where(output > 0, 1.0, link.slope).to(output.dtype)
+    if link.activation == "tanh":
+        return 1 - output**2
+    if link.activation == "sigmoid":
+        return output * (1 - output)
+    hidden = hidden.detach().requires_grad_()
+    functions = {
+        "gelu": F.gelu,
+        "gelu_tanh": lambda h: F.gelu(h, approximate="tanh"),
+        "silu": F.silu,
+    }
+    functions[link.activation](hidden).sum().backward()
+    return hidden.grad
+
+
+def check_links(model, loss, track, expected):
+    """Every link that is expected is there, and gives the D that the segment has."""
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    ids = {}
+    for layer in layers:
+        ids[layer] = track(layer)[0]
+    loss(model).backward()
+    kept = {layer: capture.capture_take(layer.weight) for layer in layers}
+    linked = [layer for layer in layers if any(segment.link for segment in kept[layer])]
+    assert linked == [layers[i] for i in expected]
+    for layer in linked:
+        for segment in kept[layer]:
+            link = segment.link
+            (above,) = [other for other in layers if ids[other] == link.upper_id]
+            upper = kept[above][link.upper_index]
+            assert upper.serial == link.upper_serial
+            with torch.no_grad():
+                hidden = F.linear(segment.a, layer.weight, layer.bias)
+            delta = (upper.d @ above.weight.detach()) * derivative(link, upper.a, hidden)
+            assert_close(delta.double(), segment.d.double(), 1e-5)
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(6, 5), (2, 3, 5)])
+def test_a_chain_of_five_is_linked(track, activation, shape):
+    x = torch.randn(shape)
+    sizes = [5, 7, 6, 8, 4, 3]
+    layers = []
+    for i in range(5):
+        layers += [nn.Linear(sizes[i], sizes[i + 1]), copy.deepcopy(ACTIVATIONS[activation])]
+    model = nn.Sequential(*layers[:-1])
+    check_links(model, lambda m: square(m(x)), track, [0, 1, 2, 3])
+    for layer in model:
+        if isinstance(layer, nn.Linear):
+            layer.weight.grad = layer.bias.grad = None
+    check(model, lambda m: square(m(x)), track)
+
+
+def test_links_within_accumulated_passes(track):
+    x = torch.randn(6, 5)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    check_links(model, lambda m: square(m(x)) + square(m(2 * x)), track, [0])
+
+
+def test_links_through_a_reshape(track):
+    x = torch.randn(2, 3, 5)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(0, 1), nn.Linear(4, 3))
+    check_links(model, lambda m: square(m(x)), track, [0])
+    other = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Flatten(1), nn.Linear(12, 3))
+    check_links(other, lambda m: square(m(x)), track, [])
+
+
+def test_dropout_ends_a_chain(track):
+    x = torch.randn(6, 5)
+    model = nn.Sequential(
+        nn.Linear(5, 5), nn.ReLU(), nn.Dropout(0.5), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)
+    )
+    check_links(model, lambda m: square(m(x)), track, [1])
+    check_links(copy.deepcopy(model).eval(), lambda m: square(m(x)), track, [0, 1])
+
+
+def _residual(m, x):
+    hidden = m[0](x)
+    return square(m[2](hidden.relu()) + hidden)
+
+
+def _residual_after(m, x):
+    hidden = m[0](x).relu()
+    return square(m[2](hidden) + hidden)
+
+
+def _residual_at_the_root(m, x):
+    hidden = m[0](x).relu()
+    return (m[2](hidden), hidden)
+
+
+def _shared(m, x):
+    hidden = m[0](x).relu()
+    return square(m[2](hidden)) + square(m[2](hidden))
+
+
+def _changed_in_place(m, x):
+    return square(m[2](F.silu(m[0](x)).mul_(2)))
+
+
+def _hook_on_the_activation(m, x):
+    hidden = m[0](x).relu()
+    hidden.register_hook(lambda grad: 2 * grad)
+    return square(m[2](hidden))
+
+
+def _hook_below_the_activation(m, x):
+    hidden = m[0](x)
+    hidden.register_hook(lambda grad: 2 * grad)
+    return square(m[2](hidden.relu()))
+
+
+def _hook_on_the_node(m, x):
+    hidden = m[0](x).relu()
+    loss = square(m[2](hidden))
+    hidden.grad_fn.register_prehook(lambda grads: (2 * grads[0],))
+    return loss
+
+
+def _hook_after_the_node(m, x):
+    hidden = m[0](x).relu()
+    loss = square(m[2](hidden))
+    hidden.grad_fn.register_hook(lambda outputs, inputs: (2 * outputs[0],))
+    return loss
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        _residual,
+        _residual_after,
+        _shared,
+        _changed_in_place,
+        _hook_on_the_activation,
+        _hook_below_the_activation,
+        _hook_on_the_node,
+        _hook_after_the_node,
+    ],
+)
+def test_what_breaks_a_link(track, run):
+    x = torch.randn(6, 5)
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+    reference = copy.deepcopy(model)
+    check_links(model, lambda m: run(m, x), track, [])
+    model.zero_grad()
+    run(reference, x).backward()
+    run(model, x).backward()
+    sums, _ = totals(model.parameters())
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(sums[param], other.grad.double(), 1e-5)
+
+
+def test_a_second_root_breaks_a_link(track):
+    x = torch.randn(6, 5)
+    model = nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5))
+    track(model)
+    outputs = _residual_at_the_root(model, x)
+    torch.autograd.backward(outputs, [torch.ones(6, 5), torch.ones(6, 5)])
+    assert capture.capture_take(model[0].weight)[0].link is None
+    hidden = model[0](x).relu()
+    (model[2](hidden) + hidden).backward(torch.ones(6, 5))
+    assert capture.capture_take(model[0].weight)[0].link is None
+    hidden = model[0](x).relu()
+    model[2](hidden).backward(torch.ones(6, 5))
+    assert capture.capture_take(model[0].weight)[0].link is not None
+
+
+def test_a_looking_hook_and_retained_gradients_do_not_break_a_link(track):
+    x = torch.randn(6, 5)
+
+    def run(m):
+        hidden = m[0](x).relu()
+        hidden.retain_grad()
+        hidden.register_hook(lambda grad: None)
+        return square(m[2](hidden))
+
+    check_links(nn.Sequential(nn.Linear(5, 5), nn.ReLU(), nn.Linear(5, 5)), run, track, [0])
+
+
+def test_a_frozen_bias_breaks_only_links_that_need_it(track):
+    x = torch.randn(6, 5)
+    for activation, expected in ((nn.ReLU(), [0]), (nn.GELU(), [])):
+        model = nn.Sequential(nn.Linear(5, 5), activation, nn.Linear(5, 5))
+        model[0].bias.requires_grad_(False)
+        check_links(model, lambda m: square(m(x)), track, expected)

@@ -1,0 +1,94 @@
+// capture.h for Python.
+#include "capture_python.h"
+
+#include <torch/csrc/utils/pybind.h>
+
+#include "capture.h"
+
+namespace dad_torch {
+
+namespace py = pybind11;
+
+namespace {
+
+CaptureMode ParseMode(const std::string& mode) {
+  if (mode == "off") return CaptureMode::kOff;
+  if (mode == "rows") return CaptureMode::kRows;
+  if (mode == "rows_and_dense") return CaptureMode::kRowsAndDense;
+  throw py::value_error("\"" + mode + "\" is not a mode: off, rows, rows_and_dense");
+}
+
+const char* Name(Activation activation) {
+  switch (activation) {
+    case Activation::kRelu: return "relu";
+    case Activation::kLeakyRelu: return "leaky_relu";
+    case Activation::kTanh: return "tanh";
+    case Activation::kSigmoid: return "sigmoid";
+    case Activation::kGelu: return "gelu";
+    case Activation::kGeluTanh: return "gelu_tanh";
+    case Activation::kSilu: return "silu";
+  }
+  return "";
+}
+
+py::object OrNone(const at::Tensor& tensor) {
+  return tensor.defined() ? py::cast(tensor) : py::none();
+}
+
+}  // namespace
+
+void DefineCapture(py::module_& m) {
+  py::class_<SegmentLink>(m, "SegmentLink")
+      .def_property_readonly("activation", [](const SegmentLink& l) { return Name(l.activation); })
+      .def_readonly("slope", &SegmentLink::slope)
+      .def_readonly("upper_id", &SegmentLink::upper_id)
+      .def_readonly("upper_serial", &SegmentLink::upper_serial)
+      .def_readonly("upper_index", &SegmentLink::upper_index);
+  py::class_<Segment>(m, "Segment")
+      .def_property_readonly(
+          "kind",
+          [](const Segment& s) { return s.kind == SegmentKind::kRows ? "rows" : "indexed"; })
+      .def_property_readonly("a", [](const Segment& s) { return OrNone(s.a); })
+      .def_property_readonly("d", [](const Segment& s) { return OrNone(s.d); })
+      .def_property_readonly("index", [](const Segment& s) { return OrNone(s.index); })
+      .def_property_readonly("x", [](const Segment& s) { return OrNone(s.x); })
+      .def_readonly("out_begin", &Segment::out_begin)
+      .def_readonly("has_bias", &Segment::has_bias)
+      .def_readonly("samples", &Segment::samples)
+      .def_readonly("serial", &Segment::serial)
+      .def_property_readonly("link", [](const Segment& s) -> py::object {
+        return s.link ? py::cast(*s.link) : py::none();
+      });
+
+  m.def(
+      "capture_track",
+      [](const at::Tensor& param, const std::string& mode) {
+        return TrackParameter(param, ParseMode(mode));
+      },
+      py::arg("param"), py::arg("mode"), "Tracks a parameter; its id.");
+  m.def(
+      "capture_set_mode",
+      [](const at::Tensor& param, const std::string& mode) {
+        SetCaptureMode(param, ParseMode(mode));
+      },
+      py::arg("param"), py::arg("mode"));
+  m.def("capture_untrack", &UntrackParameter, py::arg("param"));
+  m.def("capture_fold_bias", &FoldBias, py::arg("weight"), py::arg("bias"),
+        "Lets the bias ride in the weight's segments.");
+  m.def(
+      "capture_folded_bias", [](const at::Tensor& weight) { return OrNone(FoldedBias(weight)); },
+      py::arg("weight"));
+  m.def("capture_take", &TakeSegments, py::arg("param"), "The segments since the last call.");
+  m.def("capture_count", &CountSegments, py::arg("param"));
+  m.def("capture_reason", &CaptureReason, py::arg("param"),
+        "Why its gradient did not, or not only, come as segments; empty if it did.");
+  m.def(
+      "capture_samples",
+      [](const std::vector<at::Tensor>& params) { return CaptureSamples(params); },
+      py::arg("params"), "Leading dimension of the input of the earliest captured op; -1: none.");
+  m.def(
+      "capture_begin_step", [](const std::vector<at::Tensor>& params) { BeginCaptureStep(params); },
+      py::arg("params"));
+}
+
+}  // namespace dad_torch

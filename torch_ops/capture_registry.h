@@ -1,0 +1,68 @@
+// The tracked parameters and what was kept for them: the part of capture.h that knows no autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/TensorImpl.h>
+
+#include <array>
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "capture.h"
+
+namespace dad_torch {
+
+// A segment, and the versions of a, d and x when it was kept.
+struct KeptSegment {
+  Segment segment;
+  std::array<int64_t, 3> versions;
+};
+
+// A tracked parameter. Autograd nodes hold it; after UntrackParameter its mode is kOff for good.
+// Members without a comment are guarded by the registry's lock.
+struct Entry {
+  Entry(int the_id, const at::Tensor& the_param);
+
+  const int id;                                          // const
+  const c10::weak_intrusive_ptr<c10::TensorImpl> param;  // const
+  std::atomic<CaptureMode> mode{CaptureMode::kOff};      // read without the lock
+
+  std::vector<KeptSegment> segments;
+  std::weak_ptr<Entry> bias;    // rides in this one's segments
+  std::weak_ptr<Entry> weight;  // in whose segments this one rides
+  bool captured = false;        // in this step
+  std::string declined;         // the first reason in this step
+  uint64_t earliest_op = std::numeric_limits<uint64_t>::max();
+  int64_t samples = -1;  // of the earliest op
+};
+using EntryPtr = std::shared_ptr<Entry>;
+
+// Whether no parameter is to be captured: one load.
+bool CaptureIdle();
+
+// The entry of a tensor that is itself tracked; null if it is not.
+EntryPtr FindEntry(const c10::TensorImpl* param);
+// By id; null if it is not tracked any more.
+EntryPtr FindEntry(int id);
+
+// A rising number for an op that runs forward now.
+uint64_t NextOpNumber();
+
+struct Place {
+  uint64_t serial;
+  int64_t index;
+};
+// Keeps `segment`, which the op with this number made.
+Place Keep(Entry& entry, Segment segment, uint64_t op_number);
+
+// Notes why a use of the parameter is not captured.
+void Decline(Entry& entry, const char* reason);
+
+// Whether the bias rides with the weight, pairing the two if neither is paired yet.
+bool Pair(const EntryPtr& weight, const EntryPtr& bias);
+
+}  // namespace dad_torch
