@@ -190,24 +190,19 @@ def _from_family(variables: _Variables, family: str, launcher: str) -> World | N
 
 def _from_mpi(variables: _Variables) -> World | None:
     if variables.has_any("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
-        return World(
-            rank=variables.needed("mpirun", "OMPI_COMM_WORLD_RANK"),
-            size=variables.needed("mpirun", "OMPI_COMM_WORLD_SIZE"),
-            local_rank=variables.number("OMPI_COMM_WORLD_LOCAL_RANK"),
-            local_size=variables.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
-            cross_rank=None,
-            cross_size=None,
-            launcher="mpi",
-            meeting=Meeting("mpi"),
-        )
+        program, family = "mpirun", "OMPI_COMM_WORLD"
+        local_rank, local_size = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
     # srun sets PMI_* too, for programs that are not MPI programs.
-    if not variables.has_any("PMI_RANK", "PMI_SIZE") or variables.has_any("SLURM_PROCID"):
+    elif variables.has_any("PMI_RANK", "PMI_SIZE") and not variables.has_any("SLURM_PROCID"):
+        program, family = "mpiexec", "PMI"
+        local_rank, local_size = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
+    else:
         return None
     return World(
-        rank=variables.needed("mpiexec", "PMI_RANK"),
-        size=variables.needed("mpiexec", "PMI_SIZE"),
-        local_rank=variables.number("MPI_LOCALRANKID"),
-        local_size=variables.number("MPI_LOCALNRANKS"),
+        rank=variables.needed(program, f"{family}_RANK"),
+        size=variables.needed(program, f"{family}_SIZE"),
+        local_rank=variables.number(local_rank),
+        local_size=variables.number(local_size),
         cross_rank=None,
         cross_size=None,
         launcher="mpi",
