@@ -2,7 +2,7 @@
 
 import pytest
 
-from util import check_names, launch, needs_torch
+from util import check_names, hvd, launch, needs_torch
 
 try:
     import torch
@@ -24,12 +24,6 @@ def results(tmp_path_factory):
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
-
-
-def hvd():
-    import dad.torch
-
-    return dad.torch
 
 
 def check_the_ops_pass_opcheck():

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from util import check_names, launch, needs_torch
+from util import check_names, hvd, launched_once
 
 try:
     import torch
@@ -15,22 +15,12 @@ except ImportError:
 NUM_RANKS = 2
 STEPS = 50
 
-
-@pytest.fixture(scope="module")
-def results():
-    needs_torch()
-    return launch(__file__, NUM_RANKS)
+results = launched_once(__file__, NUM_RANKS)
 
 
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
-
-
-def hvd():
-    import dad.torch
-
-    return dad.torch
 
 
 def train(model, batches, optimizer, loss_of):

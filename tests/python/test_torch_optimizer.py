@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 
-from util import check_names, launch, needs_torch
+from util import check_names, hvd, launched_once
 
 try:
     import torch
@@ -15,22 +15,12 @@ except ImportError:
 
 NUM_RANKS = 2
 
-
-@pytest.fixture(scope="module")
-def results():
-    needs_torch()
-    return launch(__file__, NUM_RANKS)
+results = launched_once(__file__, NUM_RANKS)
 
 
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
-
-
-def hvd():
-    import dad.torch
-
-    return dad.torch
 
 
 def net():

@@ -81,6 +81,24 @@ def needs_torch() -> None:
     pytest.importorskip("torch")
 
 
+def launched_once(file: str, num_ranks: int, **environment: str) -> Any:
+    """The fixture `results` of a test file."""
+
+    @pytest.fixture(scope="module")
+    def results() -> Results:
+        needs_torch()
+        return launch(file, num_ranks, **environment)
+
+    return results
+
+
+def hvd() -> Any:
+    """dad.torch, which only the ranks import."""
+    import dad.torch
+
+    return dad.torch
+
+
 def run_checks(file: str, folder: str) -> None:
     """One rank: runs the checks and appends [name, outcome] lines to a file of its own."""
     import torch
