@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from util import check_names, job_environment, launch, needs_torch
+from util import check_names, hvd, job_environment, launch, needs_torch
 
 try:
     import torch
@@ -42,12 +42,6 @@ def test_the_plan_is_printed_by_rank_0(results):
     assert results.output.count("shown.weight") == 1
 
 
-def hvd():
-    import dad.torch
-
-    return dad.torch
-
-
 def check_init_and_shutdown_many_times_leave_nothing_behind():
     import threading
 
@@ -65,6 +59,7 @@ def check_init_and_shutdown_many_times_leave_nothing_behind():
         cycle(number)
     before = process.num_threads(), process.num_fds(), threading.active_count()
     memory = process.memory_info().rss
+    hvd().barrier()  # a peer that goes on to shutdown() takes its connection along
     for number in range(200):
         cycle(number)
     after = process.num_threads(), process.num_fds(), threading.active_count()
