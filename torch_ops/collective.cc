@@ -2,10 +2,12 @@
 
 #include <pybind11/pybind11.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <map>
 #include <mutex>
-#include <optional>
+#include <sstream>
 
 #include "dad/engine.h"
 #include "tensor_adapter.h"
@@ -52,6 +54,13 @@ RunningNumbers& Numbers() {
 
 bool ResultHasShapeOfInput(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kBroadcast;
+}
+
+Status NotFinished(const std::string& name, double seconds) {
+  std::ostringstream message;
+  message << '"' << name << "\": not finished after " << seconds
+          << " s; it goes on, and its handle can be waited for again";
+  return Status::Timeout(message.str());
 }
 
 }  // namespace
@@ -115,19 +124,31 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
                      ? Numbers().Next(engine, collective.kind, collective.process_set,
                                       collective.inputs.size() > 1)
                      : std::move(collective.name);
+  pending->name_ = request.name;
   pending->ticket_ = engine->Submit(std::move(request));
   return pending;
 }
 
-Status Pending::Finish() {
+Status Pending::Finish(std::optional<double> timeout_seconds) {
+  using std::chrono::milliseconds;
+  const auto started = std::chrono::steady_clock::now();
   // Wakes up now and then only to let Python handle signals.
-  constexpr std::chrono::milliseconds kSignalCheck(200);
+  constexpr milliseconds kSignalCheck(200);
   for (;;) {
+    milliseconds wait = kSignalCheck;
+    bool last = false;
+    if (timeout_seconds) {
+      const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - started;
+      const double left_ms = std::max(0.0, std::ceil((*timeout_seconds - waited.count()) * 1e3));
+      last = left_ms <= static_cast<double>(kSignalCheck.count());
+      if (last) wait = milliseconds(static_cast<int64_t>(left_ms));
+    }
     std::optional<py::gil_scoped_release> release;
     if (PyGILState_Check()) release.emplace();
-    const Status status = ticket_->Wait(kSignalCheck);
+    const Status status = ticket_->Wait(wait);
     if (status.ok()) break;
     if (status.code() != dad::StatusCode::kTimeout) return status;
+    if (last) return NotFinished(name_, *timeout_seconds);
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -36,8 +37,9 @@ class Pending {
   static dad::Result<std::unique_ptr<Pending>> Start(Collective collective);
 
   bool Done() const { return ticket_->Done(); }
-  // Blocks, without the GIL; raises what a signal handler raised (Ctrl-C).
-  dad::Status Finish();
+  // Blocks, without the GIL; raises what a signal handler raised (Ctrl-C). With a timeout
+  // that passes first: kTimeout, and Finish may be called again.
+  dad::Status Finish(std::optional<double> timeout_seconds = std::nullopt);
 
   // Valid after a successful Finish.
   const std::vector<at::Tensor>& results() const { return outputs_->tensors; }
@@ -52,6 +54,7 @@ class Pending {
   dad::OpKind kind_ = dad::OpKind::kAllReduce;
   int process_set_ = 0;
   bool in_place_ = false;
+  std::string name_;
   std::shared_ptr<dad::Ticket> ticket_;
   std::shared_ptr<Outputs> outputs_ = std::make_shared<Outputs>();
   // In place on a tensor that is not dense: where the user wants the result, and

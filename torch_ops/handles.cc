@@ -56,4 +56,10 @@ Result<TakenHandle> TakeHandle(int64_t handle) {
   return taken;
 }
 
+void GiveBackHandle(int64_t handle, TakenHandle taken) {
+  Table& table = TheTable();
+  std::lock_guard lock(table.mutex);
+  table.handles.emplace(handle, std::move(taken));
+}
+
 }  // namespace dad_torch

@@ -16,7 +16,8 @@ struct TakenHandle {
   std::unique_ptr<Pending> pending;
   bool grouped = false;  // the caller gave a list and gets one back
 };
-// Ends the handle: it cannot be used again.
+// Ends the handle: it cannot be used again, unless it is given back.
 dad::Result<TakenHandle> TakeHandle(int64_t handle);
+void GiveBackHandle(int64_t handle, TakenHandle taken);
 
 }  // namespace dad_torch

@@ -41,11 +41,18 @@ bool Poll(int64_t handle) {
 }
 
 // (tensor or list of tensors or None, received splits, value)
-py::tuple Wait(int64_t handle) {
+py::tuple Wait(int64_t handle, std::optional<double> timeout_seconds) {
   auto taken = TakeHandle(handle);
   ThrowIfError(taken.status());
   Pending& pending = *taken.value().pending;
-  ThrowIfError(pending.Finish());
+  const dad::Status status = pending.Finish(timeout_seconds);
+  if (status.code() == dad::StatusCode::kTimeout) {
+    GiveBackHandle(handle, std::move(taken).value());
+    // Not an internal error: nothing is wrong with the engine, only the caller's patience ended.
+    PyErr_SetString(PyExc_TimeoutError, status.message().c_str());
+    throw py::error_already_set();
+  }
+  ThrowIfError(status);
   py::object output = py::none();
   if (taken.value().grouped) {
     output = py::cast(pending.results());
@@ -66,7 +73,8 @@ PYBIND11_MODULE(_torch, m) {
         py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
         py::arg("stream") = 0, "Starts a collective; its handle.");
   m.def("poll", &Poll, "Whether wait() would return at once.");
-  m.def("wait", &Wait, "Ends a handle: (result, received splits, value).");
+  m.def("wait", &Wait, py::arg("handle"), py::arg("timeout_seconds") = std::nullopt,
+        "Ends a handle: (result, received splits, value). TimeoutError leaves it as it is.");
   m.def("forget", &Forget, "Ends a handle without waiting for it.");
 
   DefineCapture(m);

@@ -2,7 +2,7 @@
 
 import pytest
 
-from util import check_names, launch, needs_torch
+from util import check_names, hvd, launched_once
 
 try:
     import torch
@@ -11,22 +11,12 @@ except ImportError:
 
 NUM_RANKS = 3
 
-
-@pytest.fixture(scope="module")
-def results():
-    needs_torch()
-    return launch(__file__, NUM_RANKS)
+results = launched_once(__file__, NUM_RANKS)
 
 
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_three_ranks(results, check):
     results.assert_passed(check)
-
-
-def hvd():
-    import dad.torch
-
-    return dad.torch
 
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
@@ -345,6 +335,29 @@ def check_poll():
     while not hvd().poll(handle):
         pass
     assert hvd().synchronize(handle).tolist() == [1.0] * 4
+
+
+def check_synchronize_gives_up_after_its_timeout_and_the_handle_lives_on():
+    mine = torch.ones(2).to_sparse()
+    if hvd().rank() == 0:
+        handle = hvd().grouped_allreduce_async([torch.ones(2)], name="late", op=hvd().Sum)
+        sparse = hvd().sparse_allreduce_async(mine, name="late rows", op=hvd().Sum)
+        for timeout in (0, 0.05, 0.05):
+            raises(
+                TimeoutError, lambda t=timeout: hvd().synchronize(handle, timeout=t), '"late"', f"{timeout} s"
+            )
+        raises(TimeoutError, lambda: hvd().synchronize(sparse, timeout=0.05), '"late rows.indices"')
+        assert not hvd().poll(handle)
+        raises(ValueError, lambda: hvd().synchronize(handle, timeout=-1), "timeout=-1")
+        hvd().barrier()
+    else:
+        hvd().barrier()  # rank 0 has given up by now
+        handle = hvd().grouped_allreduce_async([torch.ones(2)], name="late", op=hvd().Sum)
+        sparse = hvd().sparse_allreduce_async(mine, name="late rows", op=hvd().Sum)
+    assert hvd().synchronize(handle, timeout=60)[0].tolist() == [3.0, 3.0]
+    assert hvd().synchronize(sparse, timeout=60).to_dense().tolist() == [3.0, 3.0]
+    raises(ValueError, lambda: hvd().synchronize(handle), "synchronized already")
+    raises(ValueError, lambda: hvd().synchronize(sparse), "synchronized already")
 
 
 def check_process_sets():

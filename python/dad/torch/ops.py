@@ -7,6 +7,7 @@ with an underscore write the result into the tensor they are given.
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,7 @@ from dad.torch.compression import Compression, compressor
 
 Tensors = Sequence[torch.Tensor]
 # What synchronize() takes: a number, or what sparse_allreduce_async() returned.
-Handle = int | Callable[[], torch.Tensor]
+Handle = int | Callable[..., torch.Tensor]
 
 _ALLREDUCE = _torch.KINDS["allreduce"]
 _ALLGATHER = _torch.KINDS["allgather"]
@@ -245,23 +246,33 @@ def _reduce(
 
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
-) -> Callable[[], torch.Tensor]:
+) -> Callable[..., torch.Tensor]:
     """Starts the sum or mean of sparse COO tensors; call what it returns (or give it to
     synchronize) for the coalesced result."""
     if op not in (Sum, Average):
         raise ValueError("sparse tensors can be reduced with op=Sum and op=Average")
     # Rows of the gathered tensors are entries, so indices travel with one entry per row.
-    indices_handle = allgather_async(tensor._indices().t(), name=f"{name}.indices", process_set=process_set)
-    values_handle = allgather_async(tensor._values(), name=f"{name}.values", process_set=process_set)
+    handles = [
+        allgather_async(tensor._indices().t(), name=f"{name}.indices", process_set=process_set),
+        allgather_async(tensor._values(), name=f"{name}.values", process_set=process_set),
+    ]
+    parts: list[torch.Tensor] = []
 
-    def finish() -> torch.Tensor:
-        # Both handles end, whichever of them fails.
+    def finish(timeout: float | None = None) -> torch.Tensor:
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            indices = synchronize(indices_handle)
-        except BaseException:
-            _torch.forget(values_handle)
+            while len(parts) < len(handles):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                parts.append(synchronize(handles[len(parts)], timeout=left))
+        except TimeoutError:
             raise
-        values = synchronize(values_handle)
+        except BaseException:
+            # Both handles end, whichever of them fails.
+            for handle in handles[len(parts) :]:
+                _torch.forget(handle)
+            raise
+        indices, values = parts
+        parts.clear()  # the handles have ended: a second call is an error
         if op == Average:
             values /= process_set.size()
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
@@ -475,12 +486,18 @@ def poll(handle: int) -> bool:
     return _torch.poll(handle)
 
 
-def synchronize(handle: Handle) -> Any:
+def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     """Waits for an asynchronous collective and returns its result: a tensor, a list for a grouped one,
-    (output, received splits) for alltoall. Raises what went wrong. Ends the handle."""
+    (output, received splits) for alltoall. Raises what went wrong. Ends the handle.
+
+    timeout: seconds after which it gives up with a TimeoutError. The collective goes on, and the handle
+    can be waited for again.
+    """
+    if timeout is not None and not timeout >= 0:
+        raise ValueError(f"timeout={timeout}: expected seconds, at least 0")
     if callable(handle):
-        return handle()
-    output, received_splits, _ = _torch.wait(handle)
+        return handle(timeout)
+    output, received_splits, _ = _torch.wait(handle, timeout)
     if received_splits:
         return output, torch.tensor(received_splits, dtype=torch.int32)
     return output
