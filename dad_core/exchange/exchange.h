@@ -17,9 +17,12 @@
 
 #include "dad/request.h"
 #include "dad/status.h"
+#include "linalg/cpu_level.h"
 #include "util/gather_buffer.h"
 
 namespace dad {
+
+class StateStore;
 
 // Who takes part. Ranks here count within the process set: 0 .. size-1.
 struct Group {
@@ -44,12 +47,20 @@ struct TensorSpec {
   double prescale = 1.0;
   double postscale = 1.0;
   std::string method = "none";
+  uint32_t stream = 0;  // with the name: whose state it is
 };
 
 // A range of elements of an elementwise exchange: big tensors travel in slices.
 struct Slice {
   int64_t begin = 0;
   int64_t count = 0;
+};
+
+// What an exchange tells about a step besides its result.
+struct StepReport {
+  bool replan = false;      // some rank asks for a new plan; the same on every rank
+  bool not_finite = false;  // some rank's contribution was; all got NaN and no state changed
+  double effective = -1.0;  // the rank of what was applied, or the share of elements sent
 };
 
 // This rank's part in one step. Pointers stay valid from Begin to Finish/Cancel.
@@ -59,6 +70,9 @@ struct StepInput {
   std::function<Result<TensorView>(const Shape&)> allocate;
   // alltoall writes here what it got from each rank.
   std::vector<int64_t>* received_splits = nullptr;
+  StepReport* report = nullptr;  // may be null
+  // Tells one submit from the next: a step that was cancelled begins again with the same.
+  uint64_t submit_id = 0;
 };
 
 class Exchange {
@@ -77,9 +91,15 @@ class Exchange {
   virtual Status Send(int round, int peer, GatherBuffer& out) = 0;
 
   // Bytes that `peer` sends us in `round` when both sides know it beforehand,
-  // -1 when the message has to say so. Both sides must judge alike: -1 depends on
-  // the round alone, except that what a joined rank sends or gets is known.
+  // -1 when the message has to say so.
   virtual int64_t ReceiveBytes(int round, int peer) const = 0;
+
+  // Whether what we send to `peer` in `round` has to say its length: whether the peer's
+  // ReceiveBytes for us is -1.
+  virtual bool SendsLength(int round, int peer) const {
+    (void)round, (void)peer;
+    return false;
+  }
 
   // Memory that the bytes of `peer` in `round` may be written into as they come,
   // ReceiveBytes() long, or empty. Only rounds > 0 are asked: by then every rank
@@ -102,13 +122,26 @@ class Exchange {
   virtual void Cancel() {}
 };
 
+// What exchanges share in a process set.
+struct ExchangeEnv {
+  int process_set = 0;
+  int64_t direct_bytes = 0;  // dense batches up to this size go in one round instead of two
+  // The instructions that all ranks have: where every rank repeats a computation, the bits
+  // must be the same.
+  CpuLevel cpu_level = CpuLevel::kBaseline;
+  StateStore* states = nullptr;  // null: nothing is kept (a set of one rank)
+};
+
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be
 // cut. `batch_bytes` is the size of everything that travels with it, which decides
 // between one round and two for small dense sums.
 Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
-                                               int64_t batch_bytes, int64_t direct_bytes);
+                                               int64_t batch_bytes, const ExchangeEnv& env);
 
 // True when the spec can be cut into slices of elements.
 bool IsElementwise(const TensorSpec& spec);
+
+// What goes on the wire for it, roughly: for the fuser, and the same on every rank.
+int64_t ExpectedBytes(const TensorSpec& spec);
 
 }  // namespace dad

@@ -6,7 +6,11 @@
 #include "exchange/broadcast.h"
 #include "exchange/dense.h"
 #include "exchange/exchange.h"
+#include "exchange/factor.h"
 #include "exchange/gather.h"
+#include "exchange/int8.h"
+#include "exchange/low_rank.h"
+#include "exchange/method.h"
 #include "exchange/reduce_scatter.h"
 
 namespace dad {
@@ -28,17 +32,42 @@ Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice sl
   return MakeAdasumExchange(spec);
 }
 
+Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const ExchangeEnv& env) {
+  const Result<MethodText> method = MethodText::Parse(spec.method);
+  if (!method.ok()) return method.status();
+  const std::string& name = method.value().name();
+  if (spec.kind != OpKind::kAllReduce) {
+    return Refuse(spec, "method \"" + name + "\" is for allreduce only");
+  }
+  if (name == "factor") return MakeFactorExchange(spec, method.value(), env);
+  if (name == "low_rank") return MakeLowRankExchange(spec, method.value(), env);
+  if (name == "int8") return MakeInt8Exchange(spec, method.value(), env);
+  return Refuse(spec, "unknown method \"" + spec.method + "\"");
+}
+
 }  // namespace
 
 bool IsElementwise(const TensorSpec& spec) {
   return spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum && spec.method == "none";
 }
 
+int64_t ExpectedBytes(const TensorSpec& spec) {
+  const int64_t dense = NumElements(spec.shape) * static_cast<int64_t>(SizeOf(spec.dtype));
+  if (spec.method == "none") return dense;
+  const Result<MethodText> method = MethodText::Parse(spec.method);
+  if (!method.ok()) return dense;
+  const std::string& name = method.value().name();
+  if (name == "low_rank") return LowRankBytes(method.value(), spec.dtype);
+  if (name == "int8") return NumElements(spec.shape);
+  if (name == "factor") return FactorBytes(method.value(), spec.dtype);
+  return dense;
+}
+
 Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
-                                               int64_t batch_bytes, int64_t direct_bytes) {
-  if (spec.method != "none") return Refuse(spec, "unknown method \"" + spec.method + "\"");
+                                               int64_t batch_bytes, const ExchangeEnv& env) {
+  if (spec.method != "none") return MakeByMethod(spec, env);
   switch (spec.kind) {
-    case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, direct_bytes);
+    case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, env.direct_bytes);
     case OpKind::kAllGather: return MakeGatherExchange(spec);
     case OpKind::kBroadcast: return MakeBroadcastExchange(spec);
     case OpKind::kAllToAll: return MakeAllToAllExchange(spec);

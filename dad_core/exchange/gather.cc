@@ -37,6 +37,8 @@ class GatherExchange final : public Exchange {
     return group_.Joined(peer) || group_.Joined(group_.rank) ? 0 : -1;
   }
 
+  bool SendsLength(int round, int peer) const override { return ReceiveBytes(round, peer) < 0; }
+
   Status Receive(int round, std::span<const ByteSpan> shares) override {
     std::vector<Rows> all(static_cast<size_t>(group_.size));
     int64_t num_rows = 0;

@@ -28,7 +28,7 @@ class EngineImpl final : public Engine {
              std::vector<std::vector<int>> process_sets)
       : world_(std::move(world)),
         options_(start.options),
-        worker_(std::move(transport), options_, std::move(process_sets)) {
+        worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets)) {
     worker_.timeline().SetOffset(start.clock_offset_us);
   }
 
@@ -57,6 +57,20 @@ class EngineImpl final : public Engine {
   }
   Status StopTimeline() override { return worker_.timeline().Stop(); }
   Status health() const override { return worker_.health(); }
+  std::vector<StateTensor> ExportState(int process_set, uint32_t stream,
+                                       const std::string& name) const override {
+    return worker_.states().Export({process_set, stream, name});
+  }
+  void ImportState(int process_set, uint32_t stream, const std::string& name,
+                   std::vector<StateTensor> tensors) override {
+    worker_.states().Import({process_set, stream, name}, std::move(tensors));
+  }
+  void ReturnLast(int process_set, uint32_t stream) override {
+    worker_.states().ReturnLast(process_set, stream);
+  }
+  void DropStates(int process_set, uint32_t stream) override {
+    worker_.states().Drop(process_set, stream);
+  }
 
  private:
   const World world_;

@@ -48,6 +48,8 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
       RequestState& request = *part.request;
       input.mine = &request.request.tensors[static_cast<size_t>(part.tensor)];
       input.received_splits = &request.splits;
+      input.report = &request.report;
+      input.submit_id = request.submit_id;
       input.allocate = [&request, &part](const Shape& shape) {
         return request.request.allocate(
             part.tensor, request.meta.tensors[static_cast<size_t>(part.tensor)].dtype, shape);
@@ -105,8 +107,7 @@ Status Executor::SendRound(Batch& batch) {
       Exchange& exchange = *part.exchange;
       if (batch.round >= exchange.num_rounds()) continue;
       const size_t before = payload.size();
-      const bool says_length =
-          exchange.ReceiveBytes(batch.round, member_) < 0 && !batch.group.Joined(peer);
+      const bool says_length = exchange.SendsLength(batch.round, peer);
       const size_t length = says_length ? payload.ReserveLength() : 0;
       const size_t content = payload.size();
       DAD_RETURN_IF_ERROR(exchange.Send(batch.round, peer, payload));
@@ -263,6 +264,11 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   ++traffic.steps;
   traffic.sent += request.sent_bytes;
   traffic.received += request.received_bytes;
+  if (request.meta.method != "none") {
+    traffic.effective = request.report.effective;
+    request.result_value =
+        (request.report.replan ? kWantsPlan : 0) | (request.report.not_finite ? kNotFinite : 0);
+  }
   if (request.meta.kind == OpKind::kAllReduce) {
     for (const Contribution& tensor : request.request.tensors) {
       traffic.dense +=

@@ -17,12 +17,13 @@ constexpr std::chrono::milliseconds kPatience{1000};
 
 }  // namespace
 
-Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options, WireOut* wire,
-           LaneOwner* owner)
+Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options,
+           const ExchangeEnv& env, WireOut* wire, LaneOwner* owner)
     : id_(id),
       ranks_(std::move(ranks)),
       member_(MemberOf(my_rank)),
       options_(options),
+      env_(env),
       wire_(wire),
       owner_(owner),
       cache_(static_cast<size_t>(options.cache_capacity)),
@@ -387,7 +388,7 @@ void Lane::StartNegotiated(const Decision& decision) {
       const RequestMeta& meta = decision.ready[static_cast<size_t>(part.request)].meta;
       Result<std::unique_ptr<Exchange>> exchange =
           MakeExchange(SpecOf(meta, static_cast<size_t>(part.tensor), ranks_), part.slice,
-                       batches[i].bytes, options_.direct_bytes);
+                       batches[i].bytes, env_);
       if (!exchange.ok()) return wire_->Fatal(member_, exchange.status().message());
       parts.push_back({std::move(exchange).value(), mine(part.request), part.tensor});
       signature = HashPart(signature, meta, part.tensor, part.slice);
@@ -399,8 +400,7 @@ void Lane::StartNegotiated(const Decision& decision) {
 
 void Lane::BuildSchedule() {
   came_again_ = false;
-  Result<Schedule> built =
-      Schedule::Build(next_schedule_++, cache_, fusion_bytes_, options_.direct_bytes, ranks_);
+  Result<Schedule> built = Schedule::Build(next_schedule_++, cache_, fusion_bytes_, env_, ranks_);
   if (!built.ok()) return wire_->Fatal(member_, built.status().message());
   schedule_.emplace(std::move(built).value());
   DAD_LOG(Debug) << "process set " << id_ << ": schedule " << schedule_->id() << " has "

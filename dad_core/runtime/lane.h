@@ -38,8 +38,8 @@ class Lane {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Lane(int id, std::vector<int> ranks, int my_rank, const Options& options, WireOut* wire,
-       LaneOwner* owner);
+  Lane(int id, std::vector<int> ranks, int my_rank, const Options& options, const ExchangeEnv& env,
+       WireOut* wire, LaneOwner* owner);
 
   int id() const { return id_; }
   const std::vector<int>& ranks() const { return ranks_; }
@@ -103,6 +103,7 @@ class Lane {
   const std::vector<int> ranks_;
   const int member_;
   const Options options_;
+  const ExchangeEnv env_;
   WireOut* const wire_;
   LaneOwner* const owner_;
 

@@ -1,11 +1,20 @@
 #include "runtime/request_state.h"
 
 namespace dad {
+namespace {
+
+uint64_t NextSubmitId() {
+  static std::atomic<uint64_t> next{1};
+  return next.fetch_add(1, std::memory_order_relaxed);
+}
+
+}  // namespace
 
 RequestState::RequestState(Request r, std::shared_ptr<Inbox> inbox,
                            std::shared_ptr<PhaseCounter> phases)
     : request(std::move(r)),
       meta(MetaOf(request)),
+      submit_id(NextSubmitId()),
       inbox_(std::move(inbox)),
       phases_(std::move(phases)) {
   if (phases_) phase = phases_->NextSubmit();

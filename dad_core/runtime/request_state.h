@@ -10,6 +10,7 @@
 
 #include "dad/request.h"
 #include "dad/ticket.h"
+#include "exchange/exchange.h"
 #include "runtime/inbox.h"
 #include "wire/negotiation.h"
 
@@ -50,6 +51,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   Request request;
   const RequestMeta meta;
   uint32_t phase = 0;
+  const uint64_t submit_id;
   const std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
 
   // Worker only.
@@ -57,6 +59,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   Status first_error;  // of a part
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
+  StepReport report;
   bool warned = false;                            // by the stall watch
   bool waited_for = false;                        // a user thread blocks on it
   bool polled = false;                            // it does not, but looks or wants to be called

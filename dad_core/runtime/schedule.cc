@@ -16,6 +16,7 @@ TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> gr
   spec.prescale = meta.prescale;
   spec.postscale = meta.postscale;
   spec.method = meta.method;
+  spec.stream = meta.stream;
   if (!meta.tensors.empty()) {
     spec.dtype = meta.tensors[index].dtype;
     spec.shape = meta.tensors[index].shape;
@@ -40,13 +41,22 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
   for (size_t i = 0; i < meta.tensors.size(); ++i) {
     const TensorMeta& tensor = meta.tensors[i];
     const TensorSpec spec = SpecOf(meta, i, {});
-    items.push_back({request, static_cast<int>(i), NumElements(tensor.shape),
-                     static_cast<int64_t>(SizeOf(tensor.dtype)), IsElementwise(spec), key});
+    FuseItem item{request,
+                  static_cast<int>(i),
+                  NumElements(tensor.shape),
+                  static_cast<int64_t>(SizeOf(tensor.dtype)),
+                  IsElementwise(spec),
+                  key};
+    if (meta.method != "none") {
+      item.elements = ExpectedBytes(spec);
+      item.element_bytes = 1;
+    }
+    items.push_back(item);
   }
 }
 
 Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion_bytes,
-                                 int64_t direct_bytes, std::span<const int> group_ranks) {
+                                 const ExchangeEnv& env, std::span<const int> group_ranks) {
   std::vector<uint32_t> ids;
   for (uint32_t i = 0; i < cache.end_id(); ++i) {
     if (cache.Get(i) != nullptr) ids.push_back(i);
@@ -84,8 +94,7 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
       CacheEntry& entry = *cache.Get(cache_id);
       entry.scheduled = true;
       TensorSpec spec = SpecOf(entry.meta, static_cast<size_t>(part.tensor), group_ranks);
-      Result<std::unique_ptr<Exchange>> exchange =
-          MakeExchange(spec, part.slice, batch.bytes, direct_bytes);
+      Result<std::unique_ptr<Exchange>> exchange = MakeExchange(spec, part.slice, batch.bytes, env);
       if (!exchange.ok()) return exchange.status();
       scheduled.parts.push_back({cache_id, part.tensor, std::move(exchange).value()});
       scheduled.signature = HashPart(scheduled.signature, entry.meta, part.tensor, part.slice);

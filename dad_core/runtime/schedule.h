@@ -35,7 +35,7 @@ class Schedule {
  public:
   // Marks the entries it takes as scheduled.
   static Result<Schedule> Build(uint32_t id, TensorCache& cache, int64_t fusion_bytes,
-                                int64_t direct_bytes, std::span<const int> group_ranks);
+                                const ExchangeEnv& env, std::span<const int> group_ranks);
 
   uint32_t id() const { return id_; }
   std::vector<ScheduledBatch>& batches() { return batches_; }

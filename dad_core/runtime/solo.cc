@@ -9,11 +9,13 @@ Status RunAlone(RequestState& request) {
   const int root[] = {request.meta.root_rank};
   const Group group{0, 1, {}};
   const ByteSpan nothing;
+  ExchangeEnv env;  // no state: alone there is nobody to be told later what was left out now
+  env.cpu_level = BestCpuLevel();
   for (size_t i = 0; i < request.request.tensors.size(); ++i) {
     const Contribution& mine = request.request.tensors[i];
     Result<std::unique_ptr<Exchange>> made =
         MakeExchange(SpecOf(request.meta, i, root), {0, mine.input.num_elements()},
-                     static_cast<int64_t>(mine.input.num_bytes()), 0);
+                     static_cast<int64_t>(mine.input.num_bytes()), env);
     if (!made.ok()) return made.status();
     Exchange& exchange = *made.value();
     StepInput input;

@@ -1,9 +1,10 @@
 #include "runtime/start_up.h"
 
+#include <algorithm>
 #include <chrono>
 
+#include "util/byte_io.h"
 #include "util/log.h"
-#include "wire/byte_io.h"
 
 namespace dad {
 namespace {
@@ -14,6 +15,7 @@ struct Card {
   int64_t direct_bytes = 0;
   int64_t cache_capacity = 0;
   std::string process_sets;
+  int32_t cpu_level = 0;
 };
 
 std::string Describe(const std::vector<std::vector<int>>& process_sets) {
@@ -31,6 +33,7 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Value(card.direct_bytes);
   out.Value(card.cache_capacity);
   out.Text(card.process_sets);
+  out.Value(card.cpu_level);
   return out.bytes();
 }
 
@@ -42,6 +45,7 @@ Card Decode(ByteSpan bytes) {
   card.direct_bytes = in.Value<int64_t>();
   card.cache_capacity = in.Value<int64_t>();
   card.process_sets = in.Text();
+  card.cpu_level = in.Value<int32_t>();
   return card;
 }
 
@@ -75,14 +79,17 @@ Result<int64_t> ClockOffset(Transport& transport, std::chrono::milliseconds time
 Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
                              const std::vector<std::vector<int>>& process_sets) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(mine.start_timeout_seconds * 1000));
-  const Card card{DAD_VERSION, mine.fusion_bytes, mine.direct_bytes, mine.cache_capacity,
-                  Describe(process_sets)};
+  const Card card{
+      DAD_VERSION,         mine.fusion_bytes,      mine.direct_bytes,
+      mine.cache_capacity, Describe(process_sets), static_cast<int32_t>(BestCpuLevel())};
   auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
   if (!blobs.ok()) return blobs.status();
 
   const Card first = Decode(blobs.value()[0]);
+  int32_t cpu_level = first.cpu_level;
   for (int rank = 1; rank < transport.size(); ++rank) {
     const Card other = Decode(blobs.value()[static_cast<size_t>(rank)]);
+    cpu_level = std::min(cpu_level, other.cpu_level);
     if (other.version != first.version) {
       return Status::FailedPrecondition("ranks run different versions of dad: " + first.version +
                                         " on rank 0, " + other.version + " on rank " +
@@ -96,6 +103,7 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
   }
   StartUp start;
   start.options = mine;
+  start.cpu_level = static_cast<CpuLevel>(cpu_level);
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
       first.cache_capacity != mine.cache_capacity) {
     DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "

@@ -6,6 +6,7 @@
 
 #include "dad/options.h"
 #include "dad/status.h"
+#include "linalg/cpu_level.h"
 #include "transport/transport.h"
 
 namespace dad {
@@ -15,6 +16,8 @@ struct StartUp {
   Options options;
   // Rank 0's wall clock minus ours.
   int64_t clock_offset_us = 0;
+  // The least over all ranks.
+  CpuLevel cpu_level = CpuLevel::kBaseline;
 };
 
 // Fails on every rank, naming it, when one has another version or other process sets.

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "exchange/exchange.h"
+#include "exchange/method.h"
+
 namespace dad {
 namespace {
 
@@ -52,6 +55,91 @@ Status CheckProcessSet(const Request& request, int world_size) {
   return Status::Ok();
 }
 
+// What an exchange relies on, so that it cannot fail once the ranks have agreed.
+Status CheckLayer(const Request& request, const LayerShape& shape, const LayerInput& layer) {
+  auto has_shape = [](const TensorView& view, int64_t rows, int64_t cols) {
+    return view.shape.size() == 2 && view.shape[0] == rows && view.shape[1] == cols &&
+           IsFloating(view.dtype) && (view.data != nullptr || rows * cols == 0);
+  };
+  for (const RowsSegment& segment : layer.rows) {
+    const int64_t rows = segment.a.shape.empty() ? 0 : segment.a.shape[0];
+    if (!has_shape(segment.a, rows, shape.in)) {
+      return Wrong(request, "rows of shape " + ToString(segment.a.shape) + ", expected N x " +
+                                std::to_string(shape.in));
+    }
+    if (segment.d.data == nullptr && segment.d.shape.empty()) continue;  // follows from above
+    const int64_t count = segment.d.shape.size() == 2 ? segment.d.shape[1] : -1;
+    if (count < 0 || segment.out_begin < 0 || segment.out_begin + count > shape.out ||
+        !has_shape(segment.d, rows, count)) {
+      return Wrong(request, "gradients of rows of shape " + ToString(segment.d.shape) +
+                                " from row " + std::to_string(segment.out_begin) + ", expected " +
+                                std::to_string(rows) + " x " + std::to_string(shape.out));
+    }
+  }
+  for (const IndexedSegment& segment : layer.indexed) {
+    const int64_t rows = segment.index.num_elements();
+    if (segment.index.dtype != DType::kInt64 || !has_shape(segment.x, rows, shape.in)) {
+      return Wrong(request, "indexed rows of shape " + ToString(segment.x.shape) + ", expected " +
+                                std::to_string(rows) + " x " + std::to_string(shape.in));
+    }
+    const auto* index = static_cast<const int64_t*>(segment.index.data);
+    if (std::any_of(index, index + rows, [&](int64_t i) { return i < 0 || i >= shape.out; })) {
+      return Wrong(request,
+                   "an index lies outside of the tensor's " + std::to_string(shape.out) + " rows");
+    }
+  }
+  auto elements = [](const TensorView& view) {
+    return view.data == nullptr ? int64_t{-1} : view.num_elements();
+  };
+  const int64_t weight = shape.out * shape.in;
+  if (layer.dense.data != nullptr && elements(layer.dense) != weight) {
+    return Wrong(request, "a dense part of shape " + ToString(layer.dense.shape));
+  }
+  if (!shape.pass && weight > 0 && elements(layer.output) != weight) {
+    return Wrong(request, "an output of shape " + ToString(layer.output.shape) + ", expected " +
+                              std::to_string(shape.out) + " x " + std::to_string(shape.in));
+  }
+  if (!shape.pass && shape.bias && shape.out > 0 && elements(layer.output_bias) != shape.out) {
+    return Wrong(request, "an output for the bias of shape " + ToString(layer.output_bias.shape));
+  }
+  return Status::Ok();
+}
+
+Status CheckMethod(const Request& request) {
+  const Result<MethodText> parsed = MethodText::Parse(request.method);
+  if (!parsed.ok()) return Wrong(request, parsed.status().message());
+  const std::vector<LayerShape>& layers = parsed.value().layers();
+  if (request.kind != OpKind::kAllReduce || request.tensors.size() != 1) {
+    return Wrong(request, "method \"" + request.method + "\" is for the allreduce of one tensor");
+  }
+  const Contribution& mine = request.tensors[0];
+  if (mine.layers.size() != layers.size()) {
+    return Wrong(request, std::to_string(mine.layers.size()) + " layers given, the method has " +
+                              std::to_string(layers.size()));
+  }
+  int64_t elements = 0;
+  for (size_t l = 0; l < layers.size(); ++l) {
+    DAD_RETURN_IF_ERROR(CheckLayer(request, layers[l], mine.layers[l]));
+    if (!layers[l].pass) elements += layers[l].num_elements();
+    const bool derives = layers.size() > 1;
+    if (derives && layers[l].out * layers[l].in > 0 && mine.layers[l].weight.data == nullptr) {
+      return Wrong(request, "a layer of a chain without its weight");
+    }
+  }
+  if (!layers.empty() && elements != mine.input.num_elements()) {
+    return Wrong(request, "its layers have " + std::to_string(elements) + " elements, " +
+                              std::to_string(mine.input.num_elements()) + " were announced");
+  }
+  // Refuses what no exchange would take.
+  TensorSpec spec;
+  spec.name = request.name;
+  spec.op = request.op;
+  spec.dtype = mine.input.dtype;
+  spec.shape = mine.input.shape;
+  spec.method = request.method;
+  return MakeExchange(spec, {}, 0, {}).status();
+}
+
 }  // namespace
 
 Status Validate(const Request& request, int my_rank, std::span<const int> ranks, int world_size) {
@@ -72,6 +160,7 @@ Status Validate(const Request& request, int my_rank, std::span<const int> ranks,
     return Wrong(request, "root rank " + std::to_string(request.root_rank) +
                               " is not among the ranks of the process set");
   }
+  if (request.method != "none") return CheckMethod(request);
   for (const Contribution& tensor : request.tensors) {
     if (tensor.input.device != DeviceType::kCpu) {
       return Wrong(request, "only CPU tensors are supported in this version");

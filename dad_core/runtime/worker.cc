@@ -4,8 +4,8 @@
 #include <future>
 #include <numeric>
 
+#include "util/byte_io.h"
 #include "util/log.h"
-#include "wire/byte_io.h"
 
 namespace dad {
 namespace {
@@ -48,10 +48,11 @@ class Worker::LaneWire final : public WireOut {
   const std::vector<int> ranks_;
 };
 
-Worker::Worker(std::unique_ptr<Transport> transport, const Options& options,
+Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
                std::vector<std::vector<int>> process_sets)
     : transport_(std::move(transport)),
       options_(options),
+      cpu_level_(cpu_level),
       timeline_(transport_->rank()),
       peers_(transport_->rank(), transport_->size(),
              std::chrono::duration<double>(options.timeout_seconds)),
@@ -270,7 +271,8 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
-  slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, slot.wire.get(),
+  const ExchangeEnv env{id, options_.direct_bytes, cpu_level_, &states_};
+  slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);
 }
@@ -420,7 +422,8 @@ Stats Worker::CollectStats() {
     stats.negotiations += slot.lane->num_negotiations();
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
-      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.dense});
+      stats.tensors.push_back(
+          {name, traffic.steps, traffic.sent, traffic.received, traffic.dense, traffic.effective});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.dense_bytes += traffic.dense;
     }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "dad/engine.h"
+#include "exchange/state_store.h"
 #include "runtime/inbox.h"
 #include "runtime/lane.h"
 #include "runtime/peers.h"
@@ -25,7 +26,7 @@ class Worker final : public MessageSink, private LaneOwner {
  public:
   using Clock = std::chrono::steady_clock;
 
-  Worker(std::unique_ptr<Transport> transport, const Options& options,
+  Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
          std::vector<std::vector<int>> process_sets);
   // Says goodbye, ends the thread, closes the transport.
   ~Worker() override;
@@ -33,6 +34,7 @@ class Worker final : public MessageSink, private LaneOwner {
   // Any thread.
   const std::shared_ptr<Inbox>& inbox() const { return inbox_; }
   Timeline& timeline() { return timeline_; }
+  StateStore& states() { return states_; }
   std::vector<int> ProcessSetRanks(int id) const;
   std::vector<int> ProcessSetIds() const;
   Status health() const;
@@ -84,6 +86,7 @@ class Worker final : public MessageSink, private LaneOwner {
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   const std::unique_ptr<Transport> transport_;
   const Options options_;
+  const CpuLevel cpu_level_;
   Timeline timeline_;
   ReceiveTable receive_table_;
 
@@ -91,6 +94,7 @@ class Worker final : public MessageSink, private LaneOwner {
   std::map<int, std::vector<int>> process_sets_;  // guarded by shared_mutex_
   Status health_;                                 // guarded by shared_mutex_
 
+  StateStore states_;  // before the lanes, whose exchanges use it
   std::map<int, LaneSlot> lanes_;
   std::map<int, std::vector<MessageEvent>> unborn_;  // messages of process sets still to come
   std::vector<int> removed_;  // process sets to be dropped when no lane is at work

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "wire/byte_io.h"
+#include "util/byte_io.h"
 
 namespace dad {
 namespace {

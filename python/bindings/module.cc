@@ -123,6 +123,7 @@ py::dict StatsAsDict() {
                        ? py::object(py::float_(static_cast<double>(tensor.dense_bytes) /
                                                static_cast<double>(tensor.wire_bytes_sent)))
                        : py::object(py::none());
+    if (tensor.effective >= 0) row["effective"] = tensor.effective;
     tensors[py::str(tensor.name)] = row;
   }
   py::dict all;

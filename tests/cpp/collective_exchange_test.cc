@@ -157,11 +157,11 @@ TEST(FactoryTest, WhatCannotBeIsRefusedByName) {
       Spec(OpKind::kReduceScatter, ReduceOp::kAdasum, DType::kFloat32, {4});
   const TensorSpec join = Spec(OpKind::kJoin, ReduceOp::kSum, DType::kFloat32, {});
   for (const TensorSpec& spec : {method, adasum, scalar, scattered, join}) {
-    const auto exchange = MakeExchange(spec, {}, 1, 0);
+    const auto exchange = MakeExchange(spec, {}, 1, {});
     EXPECT_EQ(exchange.status().code(), StatusCode::kInvalidArgument);
     EXPECT_NE(exchange.status().message().find("fc1.weight"), std::string::npos);
   }
-  EXPECT_NE(MakeExchange(method, {}, 1, 0).status().message().find("magic"), std::string::npos);
+  EXPECT_NE(MakeExchange(method, {}, 1, {}).status().message().find("magic"), std::string::npos);
 }
 
 }  // namespace

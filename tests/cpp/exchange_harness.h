@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <random>
@@ -14,6 +15,7 @@
 #include <vector>
 
 #include "exchange/exchange.h"
+#include "exchange/state_store.h"
 #include "util/half.h"
 
 namespace dad::exchange_test {
@@ -92,10 +94,12 @@ class Tensor {
 // One rank of a lock-step run: its exchange (which may live over several runs), what it
 // contributes and what it got.
 struct Member {
-  std::unique_ptr<Exchange> exchange;
   Contribution mine;
   Tensor allocated;
   std::vector<int64_t> received_splits;
+  StepReport report;
+  std::unique_ptr<StateStore> states = std::make_unique<StateStore>();
+  std::unique_ptr<Exchange> exchange;
 };
 
 // May change what `from` sends to `to` in a round, as a broken peer would.
@@ -155,6 +159,10 @@ inline std::vector<Status> RunStep(std::vector<Member>& members, DType dtype,
       return member.allocated.View();
     };
     input.received_splits = &member.received_splits;
+    member.report = {};
+    input.report = &member.report;
+    static uint64_t submits = 0;
+    input.submit_id = ++submits;
     status[static_cast<size_t>(r)] = member.exchange->Begin(input, group);
   }
   if (AnyFailed(status)) return status;
@@ -197,7 +205,8 @@ inline TensorSpec Spec(OpKind kind, ReduceOp op, DType dtype, Shape shape) {
 inline std::vector<Member> MakeMembers(const TensorSpec& spec, int size, bool direct = false) {
   std::vector<Member> members(static_cast<size_t>(size));
   for (Member& member : members) {
-    auto exchange = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, direct ? 1 : 0);
+    const ExchangeEnv env{0, direct ? 1 : 0, BestCpuLevel(), member.states.get()};
+    auto exchange = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
     EXPECT_TRUE(exchange.ok()) << exchange.status().ToString();
     if (exchange.ok()) member.exchange = std::move(exchange).value();
   }

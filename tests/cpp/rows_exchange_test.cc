@@ -28,7 +28,7 @@ std::vector<Member> MakeRowMembers(OpKind kind, std::vector<Tensor>& inputs) {
   std::vector<Member> members(inputs.size());
   for (size_t r = 0; r < inputs.size(); ++r) {
     const TensorSpec spec = Spec(kind, ReduceOp::kSum, kF32, inputs[r].shape());
-    members[r].exchange = MakeExchange(spec, {}, 1, 0).value();
+    members[r].exchange = MakeExchange(spec, {}, 1, {}).value();
     members[r].mine.input = inputs[r].View();
   }
   return members;

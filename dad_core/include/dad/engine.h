@@ -10,6 +10,7 @@
 
 #include "dad/options.h"
 #include "dad/request.h"
+#include "dad/state.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
 
@@ -40,6 +41,9 @@ struct TensorStats {
   int64_t wire_bytes_sent = 0;
   int64_t wire_bytes_received = 0;
   int64_t dense_bytes = 0;  // what a dense allreduce of it would have sent
+  // Of the last step: the rank of what was applied, or the share of elements sent; negative
+  // for methods that have neither.
+  double effective = -1.0;
 };
 
 struct Stats {
@@ -82,6 +86,18 @@ class Engine {
 
   virtual Status StartTimeline(const std::string& path, bool mark_cycles) = 0;
   virtual Status StopTimeline() = 0;
+
+  // What exchanges keep between steps, by the request's process set, stream and name: for
+  // checkpoints. Only while no such request is in flight. An import is taken over by the next
+  // request; one that does not fit its method fails it.
+  virtual std::vector<StateTensor> ExportState(int process_set, uint32_t stream,
+                                               const std::string& name) const = 0;
+  virtual void ImportState(int process_set, uint32_t stream, const std::string& name,
+                           std::vector<StateTensor> tensors) = 0;
+  // The results of the stream's last requests were not used (a scaler skipped the step):
+  // methods with feedback take them back and send them again.
+  virtual void ReturnLast(int process_set, uint32_t stream) = 0;
+  virtual void DropStates(int process_set, uint32_t stream) = 0;
 
   // OK while the engine works; else why it died.
   virtual Status health() const = 0;

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/contribution.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
 
@@ -34,17 +35,6 @@ const char* Name(ReduceOp op);  // "Sum"
 // error fails the request on this rank.
 using OutputAllocator =
     std::function<Result<TensorView>(int tensor_index, DType dtype, const Shape& shape)>;
-
-// One tensor of a request on this rank.
-struct Contribution {
-  TensorView input;
-  // Where the result goes when its shape is that of the input (allreduce,
-  // broadcast); may be the input itself. For other kinds data is null, and the
-  // request's allocator is asked.
-  TensorView output;
-  // alltoall: rows of the first dimension for each rank; empty means even.
-  std::vector<int64_t> splits;
-};
 
 struct Request {
   std::string name;  // the same on all ranks; unique among requests in flight

@@ -28,7 +28,12 @@ class Ticket {
 
   // Valid after a successful Wait.
   virtual const std::vector<int64_t>& received_splits() const = 0;  // alltoall
-  virtual int64_t value() const = 0;  // join: the last rank; add process set: its id
+  // join: the last rank; add process set: its id; methods other than "none": kWantsPlan
+  // and kNotFinite, the same on every rank.
+  virtual int64_t value() const = 0;
 };
+
+inline constexpr int64_t kWantsPlan = 1;  // some rank asks for a new plan
+inline constexpr int64_t kNotFinite = 2;  // some rank's contribution was; the result is NaN
 
 }  // namespace dad

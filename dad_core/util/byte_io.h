@@ -78,7 +78,19 @@ class ByteReader {
     return text;
   }
 
+  // A view of the next bytes; empty and not ok() when there are fewer.
+  std::span<const std::byte> Take(uint64_t num_bytes) {
+    if (num_bytes > rest_.size()) {
+      Fail();
+      return {};
+    }
+    const auto taken = rest_.first(static_cast<size_t>(num_bytes));
+    rest_ = rest_.subspan(static_cast<size_t>(num_bytes));
+    return taken;
+  }
+
   bool ok() const { return ok_; }
+  size_t left() const { return rest_.size(); }
   bool AtEnd() const { return ok_ && rest_.empty(); }
 
  private:

@@ -1,0 +1,631 @@
+#include "exchange/factor.h"
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include "exchange/activation.h"
+#include "exchange/share_io.h"
+#include "exchange/shares.h"
+#include "linalg/products.h"
+#include "util/aligned_buffer.h"
+#include "util/half.h"
+
+namespace dad {
+namespace {
+
+// Bits of a share's first byte.
+constexpr uint8_t kReplan = 1;
+constexpr uint8_t kScaled = 2;  // a double follows: the sender's weight
+// Bits of a segment's first byte.
+constexpr uint8_t kHasD = 1;
+constexpr uint8_t kPart = 2;  // of the rows of W: where it begins and how many follow
+
+// Values that came in a share, or our own where they lie.
+struct Values {
+  BlockView block;
+  const TensorView* own = nullptr;
+};
+
+struct RowsPiece {
+  int rank = 0;
+  int ordinal = 0;  // among the rank's pieces of the layer
+  int64_t rows = 0;
+  int64_t out_begin = 0;
+  int64_t out_count = 0;
+  double scale = 1.0;
+  bool has_d = false;
+  Values a;
+  Values d;
+  ByteSpan bits;          // of a layer that only passes D on
+  int64_t row_begin = 0;  // in the stack of its group
+};
+
+struct IndexedPiece {
+  int64_t rows = 0;
+  double scale = 1.0;
+  ByteSpan index;  // uint32
+  const TensorView* own_index = nullptr;
+  Values x;
+};
+
+struct DensePiece {
+  double scale = 1.0;
+  Values weight;
+  Values bias;  // only with a bias
+};
+
+// Everybody's part in one layer, in rank order.
+struct LayerPieces {
+  std::vector<RowsPiece> rows;
+  std::vector<IndexedPiece> indexed;
+  std::vector<DensePiece> dense;
+};
+
+template <typename T>
+class Scratch {
+ public:
+  // Memory for so many values; what was in it is lost.
+  T* Take(int64_t count) {
+    const size_t num_bytes = static_cast<size_t>(count) * sizeof(T);
+    if (buffer_.size() < num_bytes) buffer_ = AlignedBuffer(num_bytes);
+    return reinterpret_cast<T*>(buffer_.data());
+  }
+
+ private:
+  AlignedBuffer buffer_;
+};
+
+TensorView RoundedToBFloat16(const TensorView& values, std::vector<uint16_t>& store) {
+  const int64_t count = values.num_elements();
+  store.resize(static_cast<size_t>(count));
+  std::vector<float> wide(static_cast<size_t>(count));
+  ConvertTo(values, wide.data());
+  std::transform(wide.begin(), wide.end(), store.begin(), FloatToBFloat16);
+  TensorView rounded = values;
+  rounded.dtype = DType::kBFloat16;
+  rounded.data = store.data();
+  return rounded;
+}
+
+template <typename T>
+class FactorExchange final : public Exchange {
+ public:
+  FactorExchange(const TensorSpec& spec, std::vector<LayerShape> layers, bool bf16,
+                 const ExchangeEnv& env)
+      : spec_(spec),
+        layers_(std::move(layers)),
+        bf16_(bf16),
+        level_(env.cpu_level),
+        a_(layers_.size()),
+        d_(layers_.size()) {}
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    group_ = group;
+    step_ = input;
+    share_.emplace();
+    rounded_.clear();
+    pieces_.assign(layers_.size(), {});
+    replan_ = false;
+    if (input.mine == nullptr) return Status::Ok();
+    const Contribution& mine = *input.mine;
+    if (mine.layers.size() != layers_.size()) {
+      return Status::InvalidArgument("\"" + spec_.name +
+                                     "\": " + std::to_string(mine.layers.size()) +
+                                     " layers, expected " + std::to_string(layers_.size()));
+    }
+    if (bf16_) {
+      rounded_input_ = mine.layers;
+      for (LayerInput& layer : rounded_input_) Round(layer);
+    }
+    own_ = bf16_ ? &rounded_input_ : &mine.layers;
+    replan_ = mine.replan;
+    WriteShare(mine);
+    return Status::Ok();
+  }
+
+  int num_rounds() const override { return 1; }
+
+  Status Send(int round, int peer, GatherBuffer& out) override {
+    (void)round;
+    if (step_.mine != nullptr && !group_.Joined(peer)) share_->AppendTo(out);
+    return Status::Ok();
+  }
+
+  int64_t ReceiveBytes(int round, int peer) const override {
+    (void)round;
+    return group_.Joined(peer) || group_.Joined(group_.rank) ? 0 : -1;
+  }
+
+  bool SendsLength(int round, int peer) const override { return ReceiveBytes(round, peer) < 0; }
+
+  Status Receive(int round, std::span<const ByteSpan> shares) override {
+    for (int r = 0; r < group_.size; ++r) {
+      const ByteSpan share = shares[static_cast<size_t>(r)];
+      if (r == group_.rank) {
+        if (step_.mine != nullptr) AddOwn();
+      } else if (ReceiveBytes(round, r) == 0) {
+        DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, 0));
+      } else {
+        DAD_RETURN_IF_ERROR(ParseShare(r, share));
+      }
+    }
+    if (step_.mine == nullptr) return Status::Ok();
+    if (step_.report != nullptr) step_.report->replan = replan_;
+    for (size_t l = layers_.size(); l-- > 0;) DAD_RETURN_IF_ERROR(Pool(l));
+    return Status::Ok();
+  }
+
+  Status Finish() override {
+    share_.reset();
+    return Status::Ok();
+  }
+
+  void Cancel() override { share_.reset(); }
+
+ private:
+  // Rows of W that pieces speak of: all of them, mostly.
+  struct Block {
+    int64_t out_begin;
+    int64_t out_count;
+    std::vector<RowsPiece*> pieces;
+    int64_t rows = 0;
+  };
+
+  void Round(LayerInput& layer) {
+    auto round = [&](TensorView& values) {
+      if (values.data == nullptr || values.dtype == DType::kFloat16) return;
+      values = RoundedToBFloat16(values, rounded_.emplace_back());
+    };
+    for (RowsSegment& segment : layer.rows) {
+      round(segment.a);
+      round(segment.d);
+    }
+    for (IndexedSegment& segment : layer.indexed) round(segment.x);
+  }
+
+  // ---- what we send
+
+  void WriteShare(const Contribution& mine) {
+    ShareWriter& out = *share_;
+    const bool scaled = mine.scale != 1.0;
+    out.numbers().Value(static_cast<uint8_t>((mine.replan ? kReplan : 0) | (scaled ? kScaled : 0)));
+    if (scaled) out.numbers().Value(mine.scale);
+    for (size_t l = 0; l < layers_.size(); ++l) {
+      const LayerInput& layer = (*own_)[l];
+      out.numbers().Varint(layer.rows.size());
+      for (const RowsSegment& segment : layer.rows) WriteRows(layers_[l], segment, out);
+      if (layers_[l].pass) continue;
+      out.numbers().Varint(layer.indexed.size());
+      for (const IndexedSegment& segment : layer.indexed) WriteIndexed(segment, out);
+      out.numbers().Value(static_cast<uint8_t>(layer.dense.data != nullptr));
+      if (layer.dense.data != nullptr) {
+        out.Block(layer.dense);
+        if (layers_[l].bias) out.Block(layer.dense_bias);
+      }
+    }
+  }
+
+  static void WriteRows(const LayerShape& shape, const RowsSegment& segment, ShareWriter& out) {
+    const bool has_d = segment.d.data != nullptr;
+    const int64_t out_count = has_d ? segment.d.shape[1] : shape.out;
+    const bool part = out_count != shape.out;
+    out.numbers().Value(static_cast<uint8_t>((has_d ? kHasD : 0) | (part ? kPart : 0)));
+    out.numbers().Varint(static_cast<uint64_t>(segment.a.shape[0]));
+    if (part) {
+      out.numbers().Varint(static_cast<uint64_t>(segment.out_begin));
+      out.numbers().Varint(static_cast<uint64_t>(out_count));
+    }
+    if (shape.pass) {
+      out.Bytes(PositiveBits(segment.a));
+    } else {
+      out.Block(segment.a);
+    }
+    if (has_d) out.Block(segment.d);
+  }
+
+  static std::vector<std::byte> PositiveBits(const TensorView& a) {
+    const auto count = static_cast<size_t>(a.num_elements());
+    std::vector<T> values(count);
+    ConvertTo(a, values.data());
+    std::vector<std::byte> bits((count + 7) / 8);
+    for (size_t i = 0; i < count; ++i) {
+      if (values[i] > T(0)) bits[i / 8] |= std::byte{1} << (i % 8);
+    }
+    return bits;
+  }
+
+  static void WriteIndexed(const IndexedSegment& segment, ShareWriter& out) {
+    const auto count = static_cast<size_t>(segment.index.num_elements());
+    const auto* index = static_cast<const int64_t*>(segment.index.data);
+    out.numbers().Varint(count);
+    std::vector<std::byte> bytes(count * sizeof(uint32_t));
+    for (size_t i = 0; i < count; ++i) {
+      const auto value = static_cast<uint32_t>(index[i]);
+      std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
+    }
+    out.Bytes(std::move(bytes));
+    out.Block(segment.x);
+  }
+
+  // ---- what came
+
+  void AddOwn() {
+    for (size_t l = 0; l < layers_.size(); ++l) {
+      const LayerInput& layer = (*own_)[l];
+      int ordinal = 0;
+      for (const RowsSegment& segment : layer.rows) {
+        RowsPiece piece;
+        piece.rank = group_.rank;
+        piece.ordinal = ordinal++;
+        piece.rows = segment.a.shape[0];
+        piece.has_d = segment.d.data != nullptr;
+        piece.out_count = piece.has_d ? segment.d.shape[1] : layers_[l].out;
+        piece.out_begin = piece.out_count == layers_[l].out ? 0 : segment.out_begin;
+        piece.scale = step_.mine->scale;
+        piece.a.own = &segment.a;
+        piece.d.own = &segment.d;
+        pieces_[l].rows.push_back(piece);
+      }
+      for (const IndexedSegment& segment : layer.indexed) {
+        pieces_[l].indexed.push_back({.rows = segment.index.num_elements(),
+                                      .scale = step_.mine->scale,
+                                      .index = {},
+                                      .own_index = &segment.index,
+                                      .x = {{}, &segment.x}});
+      }
+      if (layer.dense.data != nullptr) {
+        pieces_[l].dense.push_back(
+            {step_.mine->scale, {{}, &layer.dense}, {{}, &layer.dense_bias}});
+      }
+    }
+  }
+
+  Status Malformed(int rank, const char* what) const {
+    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
+                                   " sent " + what);
+  }
+
+  Status ParseShare(int rank, ByteSpan share) {
+    ByteReader in(share);
+    const auto flags = in.Value<uint8_t>();
+    const double scale = (flags & kScaled) != 0 ? in.Value<double>() : 1.0;
+    if ((flags & kReplan) != 0) replan_ = true;
+    for (size_t l = 0; l < layers_.size(); ++l) {
+      const size_t num_rows = in.Count();
+      for (size_t i = 0; i < num_rows && in.ok(); ++i) {
+        RowsPiece piece;
+        piece.rank = rank;
+        piece.ordinal = static_cast<int>(i);
+        piece.scale = scale;
+        ParseRows(layers_[l], in, piece);
+        if (in.ok()) pieces_[l].rows.push_back(piece);
+      }
+      if (layers_[l].pass) continue;
+      const size_t num_indexed = in.Count();
+      for (size_t i = 0; i < num_indexed && in.ok(); ++i) {
+        IndexedPiece piece;
+        piece.scale = scale;
+        piece.rows = static_cast<int64_t>(in.Count());
+        piece.index = in.Take(static_cast<uint64_t>(piece.rows) * sizeof(uint32_t));
+        piece.x.block = ReadBlock(in, piece.rows * layers_[l].in);
+        if (in.ok()) pieces_[l].indexed.push_back(piece);
+      }
+      if (in.Value<uint8_t>() != 0) {
+        DensePiece piece;
+        piece.scale = scale;
+        piece.weight.block = ReadBlock(in, layers_[l].out * layers_[l].in);
+        if (layers_[l].bias) piece.bias.block = ReadBlock(in, layers_[l].out);
+        if (in.ok()) pieces_[l].dense.push_back(piece);
+      }
+    }
+    return in.AtEnd() ? Status::Ok() : Malformed(rank, "factors that are cut short or too long");
+  }
+
+  static void ParseRows(const LayerShape& shape, ByteReader& in, RowsPiece& piece) {
+    // Rows without columns take no bytes, so a share could claim any number of them.
+    constexpr uint64_t kMaxRows = uint64_t{1} << 31;
+    const auto flags = in.Value<uint8_t>();
+    const uint64_t rows = in.Varint();
+    uint64_t begin = 0;
+    uint64_t count = static_cast<uint64_t>(shape.out);
+    if ((flags & kPart) != 0) {
+      begin = in.Varint();
+      count = in.Varint();
+    }
+    const auto out = static_cast<uint64_t>(shape.out);
+    if (rows > kMaxRows || count > out || begin > out - count) {
+      in.Take(~uint64_t{0});
+      return;
+    }
+    piece.rows = static_cast<int64_t>(rows);
+    piece.out_begin = static_cast<int64_t>(begin);
+    piece.out_count = static_cast<int64_t>(count);
+    piece.has_d = (flags & kHasD) != 0;
+    if (shape.pass) {
+      piece.bits = in.Take((rows * static_cast<uint64_t>(shape.in) + 7) / 8);
+    } else {
+      piece.a.block = ReadBlock(in, piece.rows * shape.in);
+    }
+    if (piece.has_d) piece.d.block = ReadBlock(in, piece.rows * piece.out_count);
+  }
+
+  static Status Decode(const Values& values, int64_t count, T* out) {
+    if (values.own == nullptr) return DecodeBlock(values.block, count, out);
+    ConvertTo(*values.own, out);
+    return Status::Ok();
+  }
+
+  // ---- the pooled gradient of a layer; from the top down
+
+  Status Pool(size_t l) {
+    std::vector<Block> blocks = Blocks(l);
+    if (blocks.size() > 1 && layers_.size() > 1) {
+      return Malformed(group_.rank, "or got parts of a layer of a chain");
+    }
+    const bool own_gradient = !layers_[l].pass;
+    T* weight = nullptr;
+    T* bias = nullptr;
+    const LayerInput& mine = step_.mine->layers[l];
+    if (own_gradient) {
+      weight = Target(mine.output, layers_[l].out * layers_[l].in, converted_);
+      if (layers_[l].bias) bias = Target(mine.output_bias, layers_[l].out, converted_bias_);
+    }
+    const T factor = static_cast<T>(spec_.prescale * spec_.postscale /
+                                    (spec_.op == ReduceOp::kAverage ? group_.size : 1));
+    const MatrixView<T> gradient = ViewOf(weight, layers_[l].out, layers_[l].in);
+    // One block that covers W writes it; otherwise parts are added up.
+    const bool covers = blocks.size() == 1 && blocks[0].out_count == layers_[l].out;
+    if (own_gradient && !covers) {
+      std::fill_n(weight, layers_[l].out * layers_[l].in, T(0));
+      if (bias != nullptr) std::fill_n(bias, layers_[l].out, T(0));
+    }
+    for (Block& block : blocks) {
+      Result<std::pair<MatrixView<T>, MatrixView<T>>> stacked = Stack(l, block);
+      if (!stacked.ok()) return stacked.status();
+      const auto [a, d] = stacked.value();
+      if (!own_gradient) continue;
+      const T beta = covers ? T(0) : T(1);
+      AddOuter<T>(level_, factor, d, a, beta, gradient.Rows(block.out_begin, block.out_count));
+      if (bias != nullptr) ColumnSums<T>(level_, factor, d, beta, bias + block.out_begin);
+    }
+    if (!own_gradient) return Status::Ok();
+    DAD_RETURN_IF_ERROR(AddIndexed(l, factor, gradient));
+    DAD_RETURN_IF_ERROR(AddDense(l, factor, gradient, bias));
+    if (mine.output.data != weight) ConvertFrom(weight, mine.output);
+    if (bias != nullptr && mine.output_bias.data != bias) ConvertFrom(bias, mine.output_bias);
+    return Status::Ok();
+  }
+
+  // The output itself where it has our type.
+  static T* Target(const TensorView& output, int64_t count, Scratch<T>& scratch) {
+    const bool same = output.dtype == (sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32);
+    return same ? static_cast<T*>(output.data) : scratch.Take(count);
+  }
+
+  std::vector<Block> Blocks(size_t l) {
+    std::vector<Block> blocks;
+    for (RowsPiece& piece : pieces_[l].rows) {
+      auto found = std::find_if(blocks.begin(), blocks.end(), [&](const Block& block) {
+        return block.out_begin == piece.out_begin && block.out_count == piece.out_count;
+      });
+      if (found == blocks.end()) {
+        found = blocks.insert(blocks.end(), {piece.out_begin, piece.out_count, {}, 0});
+      }
+      piece.row_begin = found->rows;
+      found->rows += piece.rows;
+      found->pieces.push_back(&piece);
+    }
+    return blocks;
+  }
+
+  // A and D of all ranks' rows. They stay in a_[l] and d_[l] for the layer below.
+  Result<std::pair<MatrixView<T>, MatrixView<T>>> Stack(size_t l, const Block& block) {
+    const LayerShape& shape = layers_[l];
+    const MatrixView<T> a =
+        ViewOf(a_[l].Take(shape.pass ? 0 : block.rows * shape.in), block.rows, shape.in);
+    const MatrixView<T> d =
+        ViewOf(d_[l].Take(block.rows * block.out_count), block.rows, block.out_count);
+    for (const RowsPiece* piece : block.pieces) {
+      if (!shape.pass) {
+        DAD_RETURN_IF_ERROR(Decode(piece->a, piece->rows * shape.in, a.row(piece->row_begin)));
+      }
+      if (!piece->has_d) continue;
+      T* rows = d.row(piece->row_begin);
+      DAD_RETURN_IF_ERROR(Decode(piece->d, piece->rows * block.out_count, rows));
+      const T scale = static_cast<T>(piece->scale);
+      if (scale == T(1)) continue;
+      for (int64_t i = 0; i < piece->rows * block.out_count; ++i) rows[i] *= scale;
+    }
+    DAD_RETURN_IF_ERROR(Derive(l, block, d));
+    return std::make_pair(a, d);
+  }
+
+  // D of the pieces that came without, from the layer above: runs of rows that follow each
+  // other in both layers at once, so that mostly it is one product.
+  Status Derive(size_t l, const Block& block, MatrixView<T> d) {
+    const RowsPiece* first = nullptr;  // of the run
+    const RowsPiece* first_above = nullptr;
+    int64_t rows = 0;
+    for (const RowsPiece* piece : block.pieces) {
+      if (piece->has_d) continue;
+      const RowsPiece* above = l + 1 < layers_.size() ? Above(l, *piece) : nullptr;
+      if (above == nullptr) return Malformed(piece->rank, "no D, and none follows from above");
+      const bool goes_on = first != nullptr && piece->row_begin == first->row_begin + rows &&
+                           above->row_begin == first_above->row_begin + rows;
+      if (!goes_on) {
+        if (first != nullptr) DeriveRun(l, *first, *first_above, rows, d);
+        first = piece;
+        first_above = above;
+        rows = 0;
+      }
+      rows += piece->rows;
+    }
+    if (first != nullptr) DeriveRun(l, *first, *first_above, rows, d);
+    return Status::Ok();
+  }
+
+  const RowsPiece* Above(size_t l, const RowsPiece& piece) const {
+    for (const RowsPiece& above : pieces_[l + 1].rows) {
+      if (above.rank == piece.rank && above.ordinal == piece.ordinal) {
+        return above.rows == piece.rows ? &above : nullptr;
+      }
+    }
+    return nullptr;
+  }
+
+  void DeriveRun(size_t l, const RowsPiece& piece, const RowsPiece& above, int64_t rows,
+                 MatrixView<T> d) {
+    const LayerShape& shape = layers_[l];
+    const LayerShape& upper = layers_[l + 1];
+    const MatrixView<T> run = d.Rows(piece.row_begin, rows);
+    const MatrixView<T> d_above =
+        ViewOf(d_[l + 1].Take(0) + above.row_begin * upper.out, rows, upper.out);
+    Multiply<T>(level_, d_above, Weight(l + 1), run);
+    const int64_t count = rows * shape.out;
+    if (upper.pass) {
+      // Bits are padded to bytes for each piece.
+      for (const RowsPiece& part : pieces_[l + 1].rows) {
+        if (part.row_begin < above.row_begin || part.row_begin >= above.row_begin + rows) continue;
+        std::vector<std::byte> own;
+        if (part.a.own != nullptr) own = PositiveBits(*part.a.own);
+        const ByteSpan bits = part.a.own != nullptr ? ByteSpan(own) : part.bits;
+        MultiplyByBits(shape.activation, shape.slope, reinterpret_cast<const uint8_t*>(bits.data()),
+                       part.rows * shape.out, run.row(part.row_begin - above.row_begin));
+      }
+    } else if (DerivativeFromOutput(shape.activation)) {
+      const T* y = a_[l + 1].Take(0) + above.row_begin * upper.in;
+      MultiplyByDerivative(shape.activation, shape.slope, y, count, run.data);
+    } else {
+      const MatrixView<T> a = ViewOf(a_[l].Take(0) + piece.row_begin * shape.in, rows, shape.in);
+      const MatrixView<T> h = ViewOf(h_.Take(count), rows, shape.out);
+      MultiplyTransposed<T>(level_, a, Weight(l), h);
+      if (shape.bias) {
+        std::vector<T> bias(static_cast<size_t>(shape.out));
+        ConvertTo(step_.mine->layers[l].bias, bias.data());
+        for (int64_t i = 0; i < rows; ++i) {
+          for (int64_t j = 0; j < shape.out; ++j) h.row(i)[j] += bias[static_cast<size_t>(j)];
+        }
+      }
+      MultiplyByDerivative(shape.activation, shape.slope, h.data, count, run.data);
+    }
+  }
+
+  MatrixView<const T> Weight(size_t l) {
+    const TensorView& weight = step_.mine->layers[l].weight;
+    const LayerShape& shape = layers_[l];
+    if (weight.dtype == (sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32)) {
+      return ViewOf(static_cast<const T*>(weight.data), shape.out, shape.in);
+    }
+    T* wide = weight_.Take(shape.out * shape.in);
+    ConvertTo(weight, wide);
+    return ViewOf(static_cast<const T*>(wide), shape.out, shape.in);
+  }
+
+  Status AddIndexed(size_t l, T factor, MatrixView<T> gradient) {
+    for (const IndexedPiece& piece : pieces_[l].indexed) {
+      T* x = h_.Take(piece.rows * gradient.cols);
+      DAD_RETURN_IF_ERROR(Decode(piece.x, piece.rows * gradient.cols, x));
+      const T scale = factor * static_cast<T>(piece.scale);
+      for (int64_t k = 0; k < piece.rows; ++k) {
+        int64_t index = 0;
+        if (piece.own_index != nullptr) {
+          index = static_cast<const int64_t*>(piece.own_index->data)[k];
+        } else {
+          uint32_t value = 0;
+          std::memcpy(&value, piece.index.data() + static_cast<size_t>(k) * sizeof value,
+                      sizeof value);
+          index = value;
+        }
+        if (index < 0 || index >= gradient.rows) {
+          return Malformed(-1, "an index outside of the tensor");
+        }
+        T* row = gradient.row(index);
+        for (int64_t j = 0; j < gradient.cols; ++j) row[j] += scale * x[k * gradient.cols + j];
+      }
+    }
+    return Status::Ok();
+  }
+
+  Status AddDense(size_t l, T factor, MatrixView<T> gradient, T* bias) {
+    for (const DensePiece& piece : pieces_[l].dense) {
+      const T scale = factor * static_cast<T>(piece.scale);
+      auto add = [&](const Values& values, int64_t count, T* to) -> Status {
+        T* from = h_.Take(count);
+        DAD_RETURN_IF_ERROR(Decode(values, count, from));
+        for (int64_t i = 0; i < count; ++i) to[i] += scale * from[i];
+        return Status::Ok();
+      };
+      DAD_RETURN_IF_ERROR(add(piece.weight, gradient.rows * gradient.cols, gradient.data));
+      if (bias != nullptr) DAD_RETURN_IF_ERROR(add(piece.bias, gradient.rows, bias));
+    }
+    return Status::Ok();
+  }
+
+  const TensorSpec spec_;
+  const std::vector<LayerShape> layers_;  // from the lowest to the top
+  const bool bf16_;
+  const CpuLevel level_;
+  Group group_;
+  StepInput step_;
+  std::optional<ShareWriter> share_;
+  std::deque<std::vector<uint16_t>> rounded_;
+  std::vector<LayerInput> rounded_input_;
+  const std::vector<LayerInput>* own_ = nullptr;
+  std::vector<LayerPieces> pieces_;
+  bool replan_ = false;
+  // Kept between steps.
+  std::vector<Scratch<T>> a_;
+  std::vector<Scratch<T>> d_;
+  Scratch<T> h_;
+  Scratch<T> weight_;
+  Scratch<T> converted_;
+  Scratch<T> converted_bias_;
+};
+
+Status CheckChain(const TensorSpec& spec, const std::vector<LayerShape>& layers) {
+  auto wrong = [&](const std::string& what) {
+    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
+                                   "\": " + what);
+  };
+  if (layers.empty()) return wrong("no layer");
+  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
+  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
+    return wrong(std::string("factors can be summed and averaged, op is ") + Name(spec.op));
+  }
+  for (size_t l = 0; l + 1 < layers.size(); ++l) {
+    if (layers[l].out != layers[l + 1].in) return wrong("the layers do not form a chain");
+    if (layers[l + 1].pass && !DerivativeIsOneBit(layers[l].activation)) {
+      return wrong("a layer that only passes D on needs a ReLU below it");
+    }
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+int64_t FactorBytes(const MethodText& method, DType dtype) {
+  const int64_t rows = method.Integer("rows", 0).ok() ? method.Integer("rows", 0).value() : 0;
+  int64_t values = method.layers().empty() ? 0 : rows * method.layers().back().out;
+  for (const LayerShape& layer : method.layers()) {
+    values += layer.pass ? rows * layer.in / 32 : rows * layer.in;
+  }
+  return values * (method.Text("wire", "fp32") == "bf16" ? 2 : static_cast<int64_t>(SizeOf(dtype)));
+}
+
+Result<std::unique_ptr<Exchange>> MakeFactorExchange(const TensorSpec& spec,
+                                                     const MethodText& method,
+                                                     const ExchangeEnv& env) {
+  DAD_RETURN_IF_ERROR(CheckChain(spec, method.layers()));
+  const bool bf16 = method.Text("wire", "fp32") == "bf16";
+  if (spec.dtype == DType::kFloat64) {
+    return std::unique_ptr<Exchange>(
+        std::make_unique<FactorExchange<double>>(spec, method.layers(), bf16, env));
+  }
+  return std::unique_ptr<Exchange>(
+      std::make_unique<FactorExchange<float>>(spec, method.layers(), bf16, env));
+}
+
+}  // namespace dad

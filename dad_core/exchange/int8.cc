@@ -1,0 +1,308 @@
+#include "exchange/int8.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "codec/int_quantise.h"
+#include "exchange/share_io.h"
+#include "exchange/shares.h"
+#include "exchange/state_store.h"
+
+namespace dad {
+namespace {
+
+template <typename T>
+constexpr DType DTypeOf() {
+  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+}
+
+template <typename T>
+class Int8State final : public ExchangeState {
+ public:
+  void Export(std::vector<StateTensor>& out) override {
+    Save("rank_residual", residual, out);
+    Save("owner_residual", owner_residual, out);
+  }
+  Status Import(const std::vector<StateTensor>& tensors) override {
+    for (const StateTensor& tensor : tensors) {
+      const auto count = static_cast<size_t>(NumElements(tensor.shape));
+      if (tensor.dtype != DTypeOf<T>() || tensor.bytes.size() != count * sizeof(T)) {
+        return Status::InvalidArgument("a saved " + tensor.name + " has another type");
+      }
+      std::vector<T>& values = tensor.name == "rank_residual" ? residual : owner_residual;
+      values.resize(count);
+      if (count > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+    }
+    return Status::Ok();
+  }
+  void ReturnLast() override {
+    for (size_t i = 0; i < applied.size() && i < owner_residual.size(); ++i) {
+      owner_residual[i] += applied[i];
+    }
+    applied.clear();
+  }
+
+  std::vector<T> residual;
+  std::vector<T> owner_residual;  // of this rank's piece
+  std::vector<T> applied;         // M of this rank's piece in the last step
+  // Of a step that was begun and may be begun again.
+  uint64_t submit_id = 0;
+  bool finite = true;
+  std::vector<std::byte> bytes;  // all pieces, one after the other
+  std::vector<T> sent;           // what they decode to
+
+ private:
+  static void Save(const char* name, const std::vector<T>& values, std::vector<StateTensor>& out) {
+    if (values.empty()) return;
+    StateTensor tensor{name, DTypeOf<T>(), {static_cast<int64_t>(values.size())}, {}};
+    tensor.bytes.resize(values.size() * sizeof(T));
+    std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
+    out.push_back(std::move(tensor));
+  }
+};
+
+template <typename T>
+class Int8Exchange final : public Exchange {
+ public:
+  Int8Exchange(const TensorSpec& spec, int64_t bucket, bool feedback, const ExchangeEnv& env)
+      : spec_(spec),
+        count_(NumElements(spec.shape)),
+        bucket_(bucket),
+        feedback_(feedback),
+        env_(env) {}
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
+    group_ = group;
+    step_ = input;
+    any_not_finite_ = false;
+    DAD_RETURN_IF_ERROR(FindState());
+    if (input.mine == nullptr || state_->submit_id == input.submit_id) return Status::Ok();
+    state_->submit_id = input.submit_id;
+    Quantise();
+    return Status::Ok();
+  }
+
+  int num_rounds() const override { return 2; }
+
+  Status Send(int round, int peer, GatherBuffer& out) override {
+    if (ReceiveBytesFrom(round, group_.rank, peer) == 0) return Status::Ok();
+    if (round == 1) {
+      out.Reference(result_.data(), result_.size());
+      return Status::Ok();
+    }
+    // The size is known beforehand, so a flagged piece is as long as any other.
+    out.AppendValue(static_cast<uint8_t>(state_->finite ? 0 : 1));
+    out.Reference(state_->bytes.data() + EncodedBegin(peer), EncodedSize(peer));
+    return Status::Ok();
+  }
+
+  int64_t ReceiveBytes(int round, int peer) const override {
+    return ReceiveBytesFrom(round, peer, group_.rank);
+  }
+
+  Status Receive(int round, std::span<const ByteSpan> shares) override {
+    for (int r = 0; r < group_.size; ++r) {
+      if (r == group_.rank) continue;
+      DAD_RETURN_IF_ERROR(
+          CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], ReceiveBytes(round, r)));
+    }
+    return round == 0 ? Reduce(shares) : TakeResults(shares);
+  }
+
+  Status Finish() override {
+    if (step_.mine == nullptr) return Status::Ok();
+    if (step_.report != nullptr) step_.report->not_finite = any_not_finite_;
+    if (any_not_finite_) {
+      std::fill(output_.begin(), output_.end(), std::numeric_limits<T>::quiet_NaN());
+    } else if (feedback_ && state_->finite) {
+      for (size_t i = 0; i < state_->sent.size(); ++i) state_->residual[i] = state_->sent[i];
+    }
+    state_->submit_id = 0;
+    ConvertFrom(output_.data(), step_.mine->output);
+    return Status::Ok();
+  }
+
+ private:
+  // Pieces of whole buckets.
+  int64_t NumBuckets() const { return (count_ + bucket_ - 1) / bucket_; }
+  int64_t PieceBegin(int p) const {
+    return std::min(count_, NumBuckets() * p / group_.size * bucket_);
+  }
+  int64_t PieceSize(int p) const { return PieceBegin(p + 1) - PieceBegin(p); }
+  size_t EncodedSize(int p) const { return QuantisedBytes(PieceSize(p), bucket_); }
+  size_t EncodedBegin(int p) const {
+    size_t begin = 0;
+    for (int i = 0; i < p; ++i) begin += EncodedSize(i);
+    return begin;
+  }
+
+  int64_t ReceiveBytesFrom(int round, int from, int to) const {
+    const int piece = round == 0 ? to : from;
+    const bool silent = round == 0 ? group_.Joined(from) : group_.Joined(to);
+    if (silent || from == to || PieceSize(piece) == 0) return 0;
+    return 1 + static_cast<int64_t>(EncodedSize(piece));
+  }
+
+  Status FindState() {
+    auto make = [] { return std::make_shared<Int8State<T>>(); };
+    if (env_.states == nullptr) {
+      state_ = make();
+    } else {
+      auto found = env_.states->template Get<Int8State<T>>(
+          {env_.process_set, spec_.stream, spec_.name}, make);
+      if (!found.ok()) return found.status();
+      state_ = std::move(found).value();
+    }
+    const auto count = static_cast<size_t>(count_);
+    const auto piece = static_cast<size_t>(PieceSize(group_.rank));
+    if (state_->residual.empty()) state_->residual.assign(count, T(0));
+    if (state_->owner_residual.empty()) state_->owner_residual.assign(piece, T(0));
+    if (state_->residual.size() == count && state_->owner_residual.size() == piece) {
+      return Status::Ok();
+    }
+    return Status::InvalidArgument("\"" + spec_.name + "\": a saved residual of " +
+                                   std::to_string(state_->residual.size()) +
+                                   " elements does not fit " + std::to_string(count_));
+  }
+
+  // `sent` becomes the new residual, which counts once the step is over.
+  void Quantise() {
+    const auto count = static_cast<size_t>(count_);
+    std::vector<T>& work = state_->sent;
+    work.resize(count);
+    ConvertTo(step_.mine->input, work.data());
+    const T scale = static_cast<T>(step_.mine->scale * spec_.prescale);
+    for (size_t i = 0; i < count; ++i) {
+      work[i] = work[i] * scale + (feedback_ ? state_->residual[i] : T(0));
+    }
+    T poison = 0;
+    for (T value : work) poison += value * T(0);
+    state_->finite = poison == T(0);
+    state_->bytes.assign(EncodedBegin(group_.size), std::byte{0});
+    if (!state_->finite) return;
+    std::vector<T> decoded(count);
+    for (int p = 0; p < group_.size; ++p) {
+      QuantiseInt8<T>(work.data() + PieceBegin(p), PieceSize(p), bucket_,
+                      std::span(state_->bytes).subspan(EncodedBegin(p), EncodedSize(p)),
+                      decoded.data() + PieceBegin(p));
+    }
+    own_piece_.assign(decoded.begin() + PieceBegin(group_.rank),
+                      decoded.begin() + PieceBegin(group_.rank + 1));
+    for (size_t i = 0; i < count; ++i) work[i] -= decoded[i];
+  }
+
+  Status Reduce(std::span<const ByteSpan> shares) {
+    const int64_t count = PieceSize(group_.rank);
+    std::vector<T> sum(static_cast<size_t>(count), T(0));
+    for (int r = 0; r < group_.size; ++r) {
+      const ByteSpan share = shares[static_cast<size_t>(r)];
+      if (group_.Joined(r) || count == 0) continue;
+      if (r == group_.rank) {
+        any_not_finite_ = any_not_finite_ || !state_->finite;
+        if (state_->finite) AddOwnPiece(sum);
+      } else if (share[0] != std::byte{0}) {
+        any_not_finite_ = true;
+      } else {
+        DAD_RETURN_IF_ERROR(AddDequantisedInt8<T>(share.subspan(1), count, bucket_, sum.data()));
+      }
+    }
+    // A rank whose piece is empty hears nothing from others; the owners tell it.
+    if (step_.mine != nullptr && !state_->finite) any_not_finite_ = true;
+    result_.assign(1 + EncodedSize(group_.rank), std::byte{0});
+    output_.resize(static_cast<size_t>(count_));
+    if (any_not_finite_) {
+      result_[0] = std::byte{1};
+      return Status::Ok();
+    }
+    const T weight = spec_.op == ReduceOp::kAverage ? T(1) / static_cast<T>(group_.size) : T(1);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      sum[i] = sum[i] * weight + (feedback_ ? state_->owner_residual[i] : T(0));
+    }
+    T* applied = output_.data() + PieceBegin(group_.rank);
+    QuantiseInt8<T>(sum.data(), count, bucket_, std::span(result_).subspan(1), applied);
+    if (feedback_) {
+      state_->applied.assign(applied, applied + count);
+      for (size_t i = 0; i < sum.size(); ++i) state_->owner_residual[i] = sum[i] - applied[i];
+    }
+    Scale(applied, count);
+    return Status::Ok();
+  }
+
+  // What our own bytes decode to: a step begun again has them no more.
+  void AddOwnPiece(std::vector<T>& sum) {
+    if (own_piece_.size() != sum.size()) {
+      own_piece_.resize(sum.size());
+      const std::span<const std::byte> bytes =
+          std::span<const std::byte>(state_->bytes)
+              .subspan(EncodedBegin(group_.rank), EncodedSize(group_.rank));
+      (void)DequantiseInt8<T>(bytes, static_cast<int64_t>(sum.size()), bucket_, own_piece_.data());
+    }
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] += own_piece_[i];
+    own_piece_.clear();
+  }
+
+  void Scale(T* values, int64_t count) const {
+    if (spec_.postscale == 1.0) return;
+    for (int64_t i = 0; i < count; ++i) values[i] *= static_cast<T>(spec_.postscale);
+  }
+
+  Status TakeResults(std::span<const ByteSpan> shares) {
+    if (step_.mine == nullptr) return Status::Ok();
+    for (int p = 0; p < group_.size; ++p) {
+      const ByteSpan share = shares[static_cast<size_t>(p)];
+      if (p == group_.rank || PieceSize(p) == 0) continue;
+      if (share[0] != std::byte{0}) {
+        any_not_finite_ = true;
+        continue;
+      }
+      T* to = output_.data() + PieceBegin(p);
+      DAD_RETURN_IF_ERROR(DequantiseInt8<T>(share.subspan(1), PieceSize(p), bucket_, to));
+      Scale(to, PieceSize(p));
+    }
+    return Status::Ok();
+  }
+
+  const TensorSpec spec_;
+  const int64_t count_;
+  const int64_t bucket_;
+  const bool feedback_;
+  const ExchangeEnv env_;
+  Group group_;
+  StepInput step_;
+  std::shared_ptr<Int8State<T>> state_;
+  std::vector<T> own_piece_;
+  std::vector<std::byte> result_;
+  std::vector<T> output_;
+  bool any_not_finite_ = false;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const MethodText& method,
+                                                   const ExchangeEnv& env) {
+  auto wrong = [&](const std::string& what) {
+    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
+                                   "\": " + what);
+  };
+  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
+  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
+    return wrong(std::string("int8 can be summed and averaged, op is ") + Name(spec.op));
+  }
+  const auto bucket = method.Integer("bucket", 512);
+  const auto feedback = method.Integer("feedback", 1);
+  DAD_RETURN_IF_ERROR(bucket.status());
+  DAD_RETURN_IF_ERROR(feedback.status());
+  if (bucket.value() < 1) return wrong("bucket must be 1 or more");
+  if (spec.dtype == DType::kFloat64) {
+    return std::unique_ptr<Exchange>(
+        std::make_unique<Int8Exchange<double>>(spec, bucket.value(), feedback.value() != 0, env));
+  }
+  return std::unique_ptr<Exchange>(
+      std::make_unique<Int8Exchange<float>>(spec, bucket.value(), feedback.value() != 0, env));
+}
+
+}  // namespace dad

@@ -1,0 +1,597 @@
+#include "exchange/low_rank.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "exchange/low_rank_state.h"
+#include "exchange/share_io.h"
+#include "exchange/shares.h"
+#include "exchange/state_store.h"
+#include "linalg/products.h"
+#include "util/hash.h"
+
+namespace dad {
+namespace {
+
+enum class Combine { kOwner, kGather, kPower };
+
+struct Settings {
+  LayerShape layer;
+  LowRankOptions options;
+  Combine combine = Combine::kOwner;
+  int owner = 0;
+  Wire wire = Wire::kInt4;
+  Feedback feedback = Feedback::kDense;
+
+  int64_t columns() const { return layer.in + (layer.bias ? 1 : 0); }
+};
+
+// Bits of a share's first byte.
+constexpr uint8_t kNotFiniteFlag = 1;
+constexpr uint8_t kReplanFlag = 2;
+
+template <typename T>
+constexpr DType DTypeOf() {
+  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// Largest magnitude; infinity if one is not finite.
+template <typename T>
+double MaxAbs(MatrixView<const T> x) {
+  T largest = 0;
+  T poison = 0;  // 0, or NaN as soon as one value is not finite
+  for (int64_t i = 0; i < x.rows; ++i) {
+    const T* row = x.row(i);
+    for (int64_t j = 0; j < x.cols; ++j) {
+      const T magnitude = std::fabs(row[j]);
+      largest = magnitude > largest ? magnitude : largest;
+      poison += row[j] * T(0);
+    }
+  }
+  return poison == T(0) ? static_cast<double>(largest) : std::numeric_limits<double>::infinity();
+}
+
+// What one rank keeps for one layer.
+template <typename T>
+class LowRankState final : public ExchangeState {
+ public:
+  LowRankState(const Settings& settings, const std::string& name, CpuLevel level)
+      : rank(settings.layer.out, settings.columns(), settings.layer.bias, Seed(name, 1)),
+        owner(settings.layer.out, settings.columns(), settings.layer.bias, Seed(name, 2)),
+        level_(level) {}
+
+  void Export(std::vector<StateTensor>& out) override {
+    rank.Export("rank_", out);
+    owner.Export("owner_", out);
+  }
+  Status Import(const std::vector<StateTensor>& tensors) override {
+    DAD_RETURN_IF_ERROR(rank.Import("rank_", tensors));
+    return owner.Import("owner_", tensors);
+  }
+  void ReturnLast() override {
+    // What was applied came from the owner's residual; without an owner from everybody's.
+    (last_by_owner ? owner : rank).ReturnSent(level_);
+  }
+
+  LowRankSide<T> rank;
+  LowRankSide<T> owner;
+  bool last_by_owner = true;
+  // Of a step that was begun and may be begun again.
+  uint64_t submit_id = 0;
+  bool finite = true;
+  SentFactors<T> sent;
+  std::vector<std::byte> bytes;
+
+ private:
+  static uint64_t Seed(const std::string& name, uint64_t side) {
+    return HashCombine(HashCombine(kHashSeed, name), side);
+  }
+  const CpuLevel level_;
+};
+
+template <typename T>
+class LowRankExchange final : public Exchange {
+ public:
+  LowRankExchange(const TensorSpec& spec, const Settings& settings, const ExchangeEnv& env)
+      : spec_(spec), settings_(settings), env_(env) {}
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    group_ = group;
+    step_ = input;
+    result_ = {};
+    any_not_finite_ = any_replan_ = false;
+    // Asked for in every step: a checkpoint may have put another in its place.
+    DAD_RETURN_IF_ERROR(FindState());
+    state_->last_by_owner = settings_.combine == Combine::kOwner;
+    if (input.mine == nullptr) return Status::Ok();
+    if (input.mine->layers.size() != 1) {
+      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
+                                     std::to_string(input.mine->layers.size()));
+    }
+    terms_ = CollectTerms();
+    if (state_->submit_id == input.submit_id) return Status::Ok();  // begun once, then cancelled
+    state_->submit_id = input.submit_id;
+    state_->finite = Finite();
+    if (!state_->finite) {
+      state_->sent = {};
+      state_->bytes.clear();
+      return Status::Ok();
+    }
+    const bool moved = !IsOwner() && !state_->owner.empty();
+    if (moved) {
+      // A new plan has given the layer to another owner: what is left here goes the way of
+      // this rank's own gradients, where it counts 1/W.
+      terms_.dense.push_back(state_->owner.AsTerm(env_.cpu_level, static_cast<T>(group_.size)));
+    }
+    if (settings_.combine == Combine::kPower) {
+      state_->sent.k = settings_.options.rank;
+      state_->sent.ut.assign(static_cast<size_t>(state_->sent.k * m()), T(0));
+      state_->rank.AddAndProject(env_.cpu_level, terms_, settings_.options.rank,
+                                 ViewOf(state_->sent.ut.data(), state_->sent.k, m()));
+    } else {
+      state_->sent = state_->rank.Compress(env_.cpu_level, terms_, settings_.feedback,
+                                           settings_.options, settings_.wire, state_->bytes);
+    }
+    if (moved) {
+      terms_.dense.pop_back();
+      state_->owner.Clear();
+    }
+    return Status::Ok();
+  }
+
+  int num_rounds() const override {
+    switch (settings_.combine) {
+      case Combine::kGather: return 1;
+      case Combine::kOwner: return 2;
+      case Combine::kPower: return 4;
+    }
+    return 1;
+  }
+
+  // Even rounds go to the owner, odd ones come from it; gather goes from all to all.
+  bool SendsLength(int round, int peer) const override { return Travels(round, group_.rank, peer); }
+  int64_t ReceiveBytes(int round, int peer) const override {
+    return Travels(round, peer, group_.rank) ? -1 : 0;
+  }
+
+  Status Send(int round, int peer, GatherBuffer& out) override {
+    if (!Travels(round, group_.rank, peer)) return Status::Ok();
+    if (round % 2 == 1) {
+      out.Reference(from_owner_.data(), from_owner_.size());
+      return Status::Ok();
+    }
+    const bool finite = state_->finite;
+    out.AppendValue(static_cast<uint8_t>((finite ? 0 : kNotFiniteFlag) |
+                                         (step_.mine->replan ? kReplanFlag : 0)));
+    if (!finite) return Status::Ok();
+    if (settings_.combine == Combine::kPower) {
+      AppendMatrix(round == 0 ? state_->sent.ut : state_->sent.vt, out);
+    } else {
+      out.AppendValue(static_cast<uint8_t>(state_->sent.k));
+      out.Reference(state_->bytes.data(), state_->bytes.size());
+    }
+    return Status::Ok();
+  }
+
+  Status Receive(int round, std::span<const ByteSpan> shares) override {
+    for (int r = 0; r < group_.size; ++r) {
+      if (r != group_.rank && ReceiveBytes(round, r) == 0) {
+        DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
+      }
+    }
+    if (settings_.combine == Combine::kPower) return ReceivePower(round, shares);
+    if (round == 1) return IsOwner() ? Status::Ok() : TakeResult(OwnersShare(shares));
+    if (settings_.combine == Combine::kOwner && !IsOwner()) return Status::Ok();
+    std::vector<SentFactors<T>> all(static_cast<size_t>(group_.size));
+    for (int r = 0; r < group_.size; ++r) {
+      const size_t i = static_cast<size_t>(r);
+      if (group_.Joined(r)) continue;
+      if (r == group_.rank) {
+        Note(state_->finite, step_.mine->replan);
+        if (state_->finite) all[i] = state_->sent;
+      } else if (Travels(round, r, group_.rank)) {
+        DAD_RETURN_IF_ERROR(ParseFactors(r, shares[i], all[i]));
+      }
+    }
+    if (settings_.combine == Combine::kGather) {
+      result_ = Stacked(all);
+      return Status::Ok();
+    }
+    ReduceAsOwner(all);
+    return Status::Ok();
+  }
+
+  Status Finish() override {
+    if (step_.mine == nullptr) return Status::Ok();
+    if (step_.report != nullptr) {
+      step_.report->replan = any_replan_;
+      step_.report->not_finite = any_not_finite_;
+      step_.report->effective = static_cast<double>(result_.k);
+    }
+    // This rank was fine, another was not: as if the step had not been.
+    if (any_not_finite_ && state_->finite) state_->rank.Undo(env_.cpu_level, terms_);
+    state_->submit_id = 0;
+    WriteOutput();
+    return Status::Ok();
+  }
+
+ private:
+  int64_t m() const { return settings_.layer.out; }
+  int64_t columns() const { return settings_.columns(); }
+  bool IsOwner() const { return group_.rank == settings_.owner; }
+
+  bool Travels(int round, int from, int to) const {
+    if (from == to) return false;
+    if (settings_.combine == Combine::kGather) return !group_.Joined(from) && !group_.Joined(to);
+    if (round % 2 == 0) return to == settings_.owner && !group_.Joined(from);
+    return from == settings_.owner && !group_.Joined(to);
+  }
+
+  Status FindState() {
+    auto make = [&] {
+      return std::make_shared<LowRankState<T>>(settings_, spec_.name, env_.cpu_level);
+    };
+    if (env_.states == nullptr) {
+      state_ = make();
+      return Status::Ok();
+    }
+    auto found = env_.states->template Get<LowRankState<T>>(
+        {env_.process_set, spec_.stream, spec_.name}, make);
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
+    if (state_->rank.m() == m() && state_->rank.columns() == columns()) return Status::Ok();
+    return Status::InvalidArgument("\"" + spec_.name + "\": its shape has changed");
+  }
+
+  // ---- this rank's gradient
+
+  MatrixView<const T> AsMatrix(const TensorView& values, int64_t rows, int64_t cols) {
+    if (values.dtype == DTypeOf<T>()) {
+      return ViewOf(static_cast<const T*>(values.data), rows, cols);
+    }
+    std::vector<T>& wide = converted_.emplace_back(static_cast<size_t>(rows * cols));
+    ConvertTo(values, wide.data());
+    return ViewOf<const T>(wide.data(), rows, cols);
+  }
+
+  Terms<T> CollectTerms() {
+    converted_.clear();
+    const LayerInput& layer = step_.mine->layers[0];
+    const T scale = static_cast<T>(step_.mine->scale * spec_.prescale);
+    Terms<T> terms;
+    for (const RowsSegment& segment : layer.rows) {
+      const int64_t rows = segment.a.shape[0];
+      terms.rows.push_back({AsMatrix(segment.d, rows, segment.d.shape[1]),
+                            AsMatrix(segment.a, rows, settings_.layer.in), scale,
+                            segment.d.shape[1] == m() ? 0 : segment.out_begin});
+    }
+    for (const IndexedSegment& segment : layer.indexed) {
+      const int64_t rows = segment.index.num_elements();
+      terms.indexed.push_back({static_cast<const int64_t*>(segment.index.data),
+                               AsMatrix(segment.x, rows, settings_.layer.in), scale});
+    }
+    if (layer.dense.data != nullptr) {
+      const T* bias =
+          layer.dense_bias.data == nullptr ? nullptr : AsMatrix(layer.dense_bias, 1, m()).data;
+      terms.dense.push_back({AsMatrix(layer.dense, m(), settings_.layer.in), bias, scale});
+    }
+    return terms;
+  }
+
+  // Also when the products cannot overflow: what enters a residual never leaves it.
+  bool Finite() const {
+    constexpr double kLimit = sizeof(T) == 8 ? 1e300 : 1e36;
+    double bound = 0;
+    for (const RowsTerm<T>& term : terms_.rows) {
+      bound += MaxAbs(term.d) * std::max(1.0, MaxAbs(term.a)) * static_cast<double>(term.d.rows);
+    }
+    for (const IndexedTerm<T>& term : terms_.indexed) {
+      bound += MaxAbs(term.x) * static_cast<double>(term.x.rows);
+    }
+    for (const DenseTerm<T>& term : terms_.dense) {
+      bound += MaxAbs(term.g);
+      if (term.g_bias != nullptr) bound += MaxAbs(ViewOf(term.g_bias, 1, m()));
+    }
+    return bound * std::fabs(step_.mine->scale * spec_.prescale) < kLimit;
+  }
+
+  // ---- factors on the wire
+
+  void Note(bool finite, bool replan) {
+    any_not_finite_ = any_not_finite_ || !finite;
+    any_replan_ = any_replan_ || replan;
+  }
+
+  Status Malformed(int rank) const {
+    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
+                                   " sent malformed factors");
+  }
+
+  ByteSpan OwnersShare(std::span<const ByteSpan> shares) const {
+    return shares[static_cast<size_t>(settings_.owner)];
+  }
+
+  Status ParseFactors(int rank, ByteSpan share, SentFactors<T>& factors) {
+    ByteReader in(share);
+    const auto flags = in.Value<uint8_t>();
+    Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
+    if ((flags & kNotFiniteFlag) != 0) return in.AtEnd() ? Status::Ok() : Malformed(rank);
+    const int64_t k = in.Value<uint8_t>();
+    if (!in.ok() || k > settings_.options.rank) return Malformed(rank);
+    const ByteSpan u = in.Take(EncodedBytes(settings_.wire, k, m(), DTypeOf<T>()));
+    const ByteSpan v = in.Take(EncodedBytes(settings_.wire, k, columns(), DTypeOf<T>()));
+    if (!in.AtEnd()) return Malformed(rank);
+    factors.k = k;
+    factors.ut.resize(static_cast<size_t>(k * m()));
+    factors.vt.resize(static_cast<size_t>(k * columns()));
+    DAD_RETURN_IF_ERROR(DecodeFactors<T>(settings_.wire, u, ViewOf(factors.ut.data(), k, m())));
+    return DecodeFactors<T>(settings_.wire, v, ViewOf(factors.vt.data(), k, columns()));
+  }
+
+  // What came from the owner, for all but the owner.
+  Status TakeResult(ByteSpan share) {
+    if (step_.mine == nullptr) return Status::Ok();
+    return ParseFactors(settings_.owner, share, result_);
+  }
+
+  void WriteFromOwner() {
+    from_owner_.assign(1, static_cast<std::byte>((any_not_finite_ ? kNotFiniteFlag : 0) |
+                                                 (any_replan_ ? kReplanFlag : 0)));
+  }
+
+  // ---- the mean
+
+  T RankWeight() const { return T(1) / static_cast<T>(group_.size); }
+
+  SentFactors<T> Stacked(const std::vector<SentFactors<T>>& all) const {
+    SentFactors<T> stack;
+    for (const SentFactors<T>& one : all) {
+      stack.k += one.k;
+      stack.ut.insert(stack.ut.end(), one.ut.begin(), one.ut.end());
+      for (T value : one.vt) stack.vt.push_back(value * RankWeight());
+    }
+    return stack;
+  }
+
+  void ReduceAsOwner(const std::vector<SentFactors<T>>& all) {
+    WriteFromOwner();
+    if (any_not_finite_) return;
+    Terms<T> terms;
+    for (const SentFactors<T>& one : all) {
+      if (one.k > 0) terms.factors.push_back({one.Ut(m()), one.Vt(columns()), RankWeight()});
+    }
+    std::vector<std::byte> bytes;
+    result_ = state_->owner.Compress(env_.cpu_level, terms, settings_.feedback, settings_.options,
+                                     settings_.wire, bytes);
+    from_owner_.push_back(static_cast<std::byte>(result_.k));
+    from_owner_.insert(from_owner_.end(), bytes.begin(), bytes.end());
+  }
+
+  // ---- power iteration
+
+  static void AppendMatrix(const std::vector<T>& values, GatherBuffer& out) {
+    out.Reference(values.data(), values.size() * sizeof(T));
+  }
+
+  // The mean of what the ranks sent in this round.
+  Status MeanOf(int round, std::span<const ByteSpan> shares, const std::vector<T>& own,
+                std::vector<T>& mean) {
+    mean.assign(static_cast<size_t>(settings_.options.rank * (round == 0 ? m() : columns())), T(0));
+    std::vector<T> values(mean.size());
+    for (int r = 0; r < group_.size; ++r) {
+      if (group_.Joined(r)) continue;
+      if (r == group_.rank) {
+        Note(state_->finite, step_.mine->replan);
+        if (!state_->finite) continue;
+        values = own;
+      } else {
+        ByteReader in(shares[static_cast<size_t>(r)]);
+        const auto flags = in.Value<uint8_t>();
+        Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
+        const ByteSpan bytes =
+            in.Take((flags & kNotFiniteFlag) != 0 ? 0 : values.size() * sizeof(T));
+        if (!in.AtEnd()) return Malformed(r);
+        if (bytes.empty()) continue;
+        std::memcpy(values.data(), bytes.data(), bytes.size());
+      }
+      for (size_t i = 0; i < mean.size(); ++i) mean[i] += values[i] * RankWeight();
+    }
+    return Status::Ok();
+  }
+
+  // Rows made orthonormal in turn, in double; one that is nothing but rounding becomes zero.
+  static void Orthonormalise(MatrixView<T> p) {
+    for (int64_t k = 0; k < p.rows; ++k) {
+      double before = 0;
+      for (int64_t i = 0; i < p.cols; ++i) before += double{p.row(k)[i]} * p.row(k)[i];
+      for (int turn = 0; turn < 2; ++turn) {
+        for (int64_t other = 0; other < k; ++other) {
+          double dot = 0;
+          for (int64_t i = 0; i < p.cols; ++i) dot += double{p.row(k)[i]} * p.row(other)[i];
+          for (int64_t i = 0; i < p.cols; ++i) {
+            p.row(k)[i] = static_cast<T>(p.row(k)[i] - dot * p.row(other)[i]);
+          }
+        }
+      }
+      double norm = 0;
+      for (int64_t i = 0; i < p.cols; ++i) norm += double{p.row(k)[i]} * p.row(k)[i];
+      const double tiny = sizeof(T) == 8 ? 1e-24 : 1e-12;
+      const double inverse = norm > tiny * before && norm > 0 ? 1.0 / std::sqrt(norm) : 0.0;
+      for (int64_t i = 0; i < p.cols; ++i) p.row(k)[i] = static_cast<T>(p.row(k)[i] * inverse);
+    }
+  }
+
+  Status ReceivePower(int round, std::span<const ByteSpan> shares) {
+    const int64_t r = settings_.options.rank;
+    if (round % 2 == 0) {
+      if (!IsOwner()) return Status::Ok();
+      std::vector<T>& sum = round == 0 ? result_.ut : result_.vt;
+      DAD_RETURN_IF_ERROR(
+          MeanOf(round, shares, round == 0 ? state_->sent.ut : state_->sent.vt, sum));
+      if (round == 0) Orthonormalise(ViewOf(result_.ut.data(), r, m()));
+      WriteFromOwner();
+      if (!any_not_finite_) {
+        const auto* bytes = reinterpret_cast<const std::byte*>(sum.data());
+        from_owner_.insert(from_owner_.end(), bytes, bytes + sum.size() * sizeof(T));
+      }
+      return Status::Ok();
+    }
+    if (step_.mine == nullptr) return Status::Ok();
+    if (!IsOwner()) {
+      ByteReader in(OwnersShare(shares));
+      const auto flags = in.Value<uint8_t>();
+      Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
+      std::vector<T>& values = round == 1 ? result_.ut : result_.vt;
+      values.resize(static_cast<size_t>(r * (round == 1 ? m() : columns())));
+      const ByteSpan bytes = in.Take((flags & kNotFiniteFlag) != 0 ? 0 : values.size() * sizeof(T));
+      if (!in.AtEnd()) return Malformed(settings_.owner);
+      if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
+    }
+    if (round == 1) {
+      state_->sent.vt.assign(static_cast<size_t>(r * columns()), T(0));
+      if (!any_not_finite_ && state_->finite) {
+        state_->rank.ProjectBack(env_.cpu_level, ViewOf<const T>(result_.ut.data(), r, m()),
+                                 ViewOf(state_->sent.vt.data(), r, columns()));
+      }
+      return Status::Ok();
+    }
+    result_.k = r;
+    if (!any_not_finite_) {
+      if (settings_.feedback == Feedback::kNone) {
+        state_->rank.Undo(env_.cpu_level, terms_);
+        state_->rank.Subtract({}, ViewOf<const T>(result_.vt.data(), r, columns()));
+      } else {
+        state_->rank.Subtract(result_, ViewOf<const T>(result_.vt.data(), r, columns()));
+      }
+    }
+    return Status::Ok();
+  }
+
+  // ---- the result
+
+  void WriteOutput() {
+    const LayerInput& layer = step_.mine->layers[0];
+    const int64_t in = settings_.layer.in;
+    const bool same = layer.output.dtype == DTypeOf<T>();
+    std::vector<T> wide;
+    std::vector<T> wide_bias;
+    T* weight = static_cast<T*>(layer.output.data);
+    T* bias = settings_.layer.bias ? static_cast<T*>(layer.output_bias.data) : nullptr;
+    if (!same) {
+      wide.resize(static_cast<size_t>(m() * in));
+      wide_bias.resize(static_cast<size_t>(settings_.layer.bias ? m() : 0));
+      weight = wide.data();
+      bias = settings_.layer.bias ? wide_bias.data() : nullptr;
+    }
+    if (any_not_finite_) {
+      std::fill_n(weight, m() * in, std::numeric_limits<T>::quiet_NaN());
+      if (bias != nullptr) std::fill_n(bias, m(), std::numeric_limits<T>::quiet_NaN());
+    } else {
+      const T scale = static_cast<T>(
+          spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0));
+      ExpandFactors<T>(env_.cpu_level, scale, result_.Ut(m()), result_.Vt(columns()), T(0),
+                       ViewOf(weight, m(), in), bias);
+    }
+    if (same) return;
+    ConvertFrom(wide.data(), layer.output);
+    if (bias != nullptr) ConvertFrom(wide_bias.data(), layer.output_bias);
+  }
+
+  const TensorSpec spec_;
+  const Settings settings_;
+  const ExchangeEnv env_;
+  Group group_;
+  StepInput step_;
+  std::shared_ptr<LowRankState<T>> state_;
+  Terms<T> terms_;
+  std::deque<std::vector<T>> converted_;
+  std::vector<std::byte> from_owner_;
+  SentFactors<T> result_;  // what every rank applies
+  bool any_not_finite_ = false;
+  bool any_replan_ = false;
+};
+
+Result<Settings> ParseSettings(const TensorSpec& spec, const MethodText& method) {
+  auto wrong = [&](const std::string& what) {
+    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
+                                   "\": " + what);
+  };
+  Settings settings;
+  if (method.layers().size() != 1) return wrong("expected one layer");
+  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
+  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
+    return wrong(std::string("low rank can be summed and averaged, op is ") + Name(spec.op));
+  }
+  settings.layer = method.layers()[0];
+  const auto rank = method.Integer("rank", 4);
+  const auto tol = method.Real("tol", 0.0);
+  const auto energy = method.Real("energy", 0.0);
+  const auto iterations = method.Integer("iterations", 1);
+  const auto owner = method.Integer("owner", 0);
+  for (const Status& status :
+       {rank.status(), tol.status(), energy.status(), iterations.status(), owner.status()}) {
+    DAD_RETURN_IF_ERROR(status);
+  }
+  if (rank.value() < 1 || rank.value() > 255) return wrong("rank must be in 1..255");
+  if (iterations.value() < 1 || iterations.value() > 100)
+    return wrong("iterations must be in 1..100");
+  settings.options.rank = static_cast<int>(rank.value());
+  settings.options.tol = tol.value();
+  settings.options.energy = energy.value();
+  settings.options.iterations = static_cast<int>(iterations.value());
+  settings.owner = static_cast<int>(owner.value());
+  const auto wire = ParseWire(method.Text("wire", "int4"));
+  if (!wire.ok()) return wire.status();
+  settings.wire = wire.value();
+  const std::string combine = method.Text("combine", "owner");
+  if (combine == "gather") {
+    settings.combine = Combine::kGather;
+  } else if (combine == "power") {
+    settings.combine = Combine::kPower;
+  } else if (combine != "owner") {
+    return wrong("combine must be owner, gather or power");
+  }
+  const std::string feedback = method.Text("feedback", "dense");
+  if (feedback == "none") {
+    settings.feedback = Feedback::kNone;
+  } else if (feedback == "rows") {
+    settings.feedback = Feedback::kRows;
+  } else if (feedback != "dense") {
+    return wrong("feedback must be dense, rows or none");
+  }
+  if (settings.combine == Combine::kPower && settings.feedback == Feedback::kRows) {
+    return wrong("power keeps a dense residual");
+  }
+  return settings;
+}
+
+}  // namespace
+
+int64_t LowRankBytes(const MethodText& method, DType dtype) {
+  const auto wire = ParseWire(method.Text("wire", "int4"));
+  const auto rank = method.Integer("rank", 4);
+  if (!wire.ok() || !rank.ok() || method.layers().empty()) return 0;
+  const LayerShape& layer = method.layers()[0];
+  return static_cast<int64_t>(
+      EncodedBytes(wire.value(), rank.value(), layer.out, dtype) +
+      EncodedBytes(wire.value(), rank.value(), layer.in + (layer.bias ? 1 : 0), dtype));
+}
+
+Result<std::unique_ptr<Exchange>> MakeLowRankExchange(const TensorSpec& spec,
+                                                      const MethodText& method,
+                                                      const ExchangeEnv& env) {
+  const Result<Settings> settings = ParseSettings(spec, method);
+  if (!settings.ok()) return settings.status();
+  if (spec.dtype == DType::kFloat64) {
+    return std::unique_ptr<Exchange>(
+        std::make_unique<LowRankExchange<double>>(spec, settings.value(), env));
+  }
+  return std::unique_ptr<Exchange>(
+      std::make_unique<LowRankExchange<float>>(spec, settings.value(), env));
+}
+
+}  // namespace dad

@@ -1,0 +1,74 @@
+// What one rank brings to one tensor: a dense tensor, or the factors of a layer's
+// gradient, which are smaller and from which all ranks can make it.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "dad/tensor_view.h"
+
+namespace dad {
+
+// N rows of a layer y = x Wᵀ + b. Their part of W's gradient is Dᵀ A, and of b's the
+// column sums of D. A layer that was used several times in a step has several segments.
+struct RowsSegment {
+  TensorView a;  // N × in: what went into the layer
+  // N × out_count: the gradient at its output. Without data in a layer of a chain: it
+  // follows from the layer above.
+  TensorView d;
+  int64_t out_begin = 0;  // which rows of W: an in-projection may use a part of them
+};
+
+// N rows x[k] of a gradient at the rows index[k] of W: an embedding. Indices may repeat.
+struct IndexedSegment {
+  TensorView index;  // N, int64
+  TensorView x;      // N × in
+};
+
+// What stands between a layer of a chain and the one above it.
+enum class Activation : uint8_t {
+  kNone = 0,
+  kRelu,
+  kLeakyRelu,
+  kTanh,
+  kSigmoid,
+  kGelu,
+  kGeluTanh,
+  kSilu,
+};
+
+// One layer of a contribution by factors. The method says what its shape is and whether
+// it has a bias.
+struct LayerInput {
+  std::vector<RowsSegment> rows;
+  std::vector<IndexedSegment> indexed;
+  // What the framework has added up by itself, where it has; data is null where not.
+  TensorView dense;
+  TensorView dense_bias;
+  // Where the pooled gradient goes. Without data for a layer that only passes D on.
+  TensorView output;
+  TensorView output_bias;
+  // Chains: the layer's parameters, to derive the D of the layer below.
+  TensorView weight;
+  TensorView bias;
+};
+
+// One tensor of a request on this rank.
+struct Contribution {
+  // Factor methods: the shape is {elements of all layers}, and data is null.
+  TensorView input;
+  // Where the result goes when its shape is that of the input (allreduce,
+  // broadcast); may be the input itself. For other kinds data is null, and the
+  // request's allocator is asked.
+  TensorView output;
+  // alltoall: rows of the first dimension for each rank; empty means even.
+  std::vector<int64_t> splits;
+  // Factor methods: one layer, or the layers of a chain from the lowest to the top.
+  std::vector<LayerInput> layers;
+  // This rank's weight in the result, by factor methods only: ranks need not agree on it.
+  double scale = 1.0;
+  // Asks all ranks to plan anew after this step; they learn it from the ticket.
+  bool replan = false;
+};
+
+}  // namespace dad
