@@ -2,13 +2,13 @@
 // position: A has the patch of the input that it sees (im2col), one matrix for each group.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
-#include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/convolution_ops.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
 #include "capture_node.h"
+#include "capture_rows.h"
 
 namespace dad_torch {
 
@@ -16,11 +16,6 @@ namespace {
 
 namespace ag = torch::autograd;
 using Ints = std::vector<int64_t>;
-
-struct Geometry {
-  Ints stride, padding, dilation;
-  int64_t groups = 1;
-};
 
 // Values for each dimension, also where one was given for all; nothing if one is symbolic.
 std::optional<Ints> PerDimension(c10::SymIntArrayRef values, size_t dims) {
@@ -32,45 +27,6 @@ std::optional<Ints> PerDimension(c10::SymIntArrayRef values, size_t dims) {
     result.push_back(*value);
   }
   return result;
-}
-
-// groups × (batch · positions) × (channels/groups · kernel), with one copy: a strided view names
-// every element of every patch.
-at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRef positions,
-                   const Geometry& geometry) {
-  Ints borders;
-  for (auto pad = geometry.padding.rbegin(); pad != geometry.padding.rend(); ++pad) {
-    borders.insert(borders.end(), {*pad, *pad});
-  }
-  const bool padded = std::any_of(borders.begin(), borders.end(), [](int64_t n) { return n != 0; });
-  const at::Tensor from = padded ? at::constant_pad_nd(x, borders) : x;
-
-  const int64_t channels = x.size(1) / geometry.groups;
-  Ints sizes = {geometry.groups, x.size(0)};
-  Ints strides = {from.stride(1) * channels, from.stride(0)};
-  for (size_t i = 0; i < kernel.size(); ++i) {
-    sizes.push_back(positions[i]);
-    strides.push_back(from.stride(static_cast<int64_t>(i) + 2) * geometry.stride[i]);
-  }
-  sizes.push_back(channels);
-  strides.push_back(from.stride(1));
-  for (size_t i = 0; i < kernel.size(); ++i) {
-    sizes.push_back(kernel[i]);
-    strides.push_back(from.stride(static_cast<int64_t>(i) + 2) * geometry.dilation[i]);
-  }
-  const int64_t rows = x.size(0) * c10::multiply_integers(positions);
-  const int64_t columns = channels * c10::multiply_integers(kernel);
-  return from.as_strided(sizes, strides, from.storage_offset())
-      .reshape({geometry.groups, rows, columns});
-}
-
-// groups × (batch · positions) × (out/groups)
-at::Tensor Deltas(const at::Tensor& grad, int64_t groups) {
-  const int64_t out = grad.size(1) / groups;
-  const int64_t positions = c10::multiply_integers(grad.sizes().slice(2));
-  return grad.reshape({grad.size(0), groups, out, positions})
-      .permute({1, 0, 3, 2})
-      .reshape({groups, grad.size(0) * positions, out});
 }
 
 class CapturedConvolution final : public CapturedNode {
@@ -119,7 +75,7 @@ void CapturedConvolution::KeepRows(const at::Tensor& x, const at::Tensor& grad, 
   // A reshape of a 1x1 kernel may need no copy, and x may be the user's.
   at::Tensor a = Patches(x.detach(), kernel_, grad.sizes().slice(2), geometry_);
   a = ForSegment(a, a.is_alias_of(x));
-  const at::Tensor d = ForSegment(Deltas(grad, groups), /*users_memory=*/false);
+  const at::Tensor d = ForSegment(Deltas(grad, groups), /*others_memory=*/false);
   for (int64_t group = 0; group < groups; ++group) {
     Segment segment;
     segment.a = a[group];

@@ -13,32 +13,13 @@
 #include <torch/library.h>
 
 #include "capture_node.h"
+#include "capture_rows.h"
 
 namespace dad_torch {
 
 namespace {
 
 namespace ag = torch::autograd;
-
-// Row index[i] gets x[i]; rows with the padding index get nothing.
-Segment Indexed(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx) {
-  Segment segment;
-  segment.kind = SegmentKind::kIndexed;
-  segment.index = index.detach();
-  segment.x = x;
-  if (padding_idx >= 0) {
-    const at::Tensor kept = segment.index.ne(padding_idx).nonzero().squeeze(1);
-    if (kept.size(0) != segment.index.size(0)) {
-      segment.index = segment.index.index_select(0, kept);
-      segment.x = segment.x.index_select(0, kept);
-    }
-  }
-  // The index comes from the user's batch.
-  segment.index = segment.index.to(at::kLong, /*non_blocking=*/false,
-                                   /*copy=*/segment.index.is_alias_of(index));
-  segment.x = ForSegment(segment.x, /*users_memory=*/false);
-  return segment;
-}
 
 int64_t SamplesOf(const at::Tensor& indices) { return indices.dim() > 0 ? indices.size(0) : 1; }
 
@@ -64,7 +45,7 @@ class CapturedEmbedding final : public CapturedNode {
     const at::Tensor indices = indices_.unpack();
     if (todo.keep) {
       const int64_t rows = indices.numel();
-      Keep(Indexed(indices.reshape({rows}), grad.reshape({rows, dim_}), padding_idx_));
+      Keep(IndexedRows(indices.reshape({rows}), grad.reshape({rows, dim_}), padding_idx_));
     }
     if (todo.dense_weight) {
       result[0] = at::embedding_backward(grad, indices, entries_, padding_idx_,
@@ -189,7 +170,7 @@ class CapturedBag final : public CapturedNode {
       x = x.div(counts.index_select(0, bags).to(x.scalar_type()).unsqueeze(1));
     }
     if (sample_weights.defined()) x = x.mul(sample_weights.unsqueeze(1));
-    return Indexed(indices, x, options_.padding_idx);
+    return IndexedRows(indices, x, options_.padding_idx);
   }
 
   ag::SavedVariable indices_;

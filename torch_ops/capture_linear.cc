@@ -8,6 +8,7 @@
 #include <torch/library.h>
 
 #include "capture_node.h"
+#include "capture_rows.h"
 
 namespace dad_torch {
 
@@ -106,7 +107,7 @@ ag::variable_list CapturedLinear::apply(ag::variable_list&& grads) {
     if (todo.keep) {
       Segment segment;
       segment.a = ForSegment(a, users_memory_);
-      segment.d = ForSegment(d, /*users_memory=*/false);
+      segment.d = ForSegment(d, /*others_memory=*/false);
       segment.out_begin = weight_.begin;
       segment.has_bias = todo.keep_bias;
       segment.link = std::move(link);

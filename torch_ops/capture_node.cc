@@ -58,13 +58,8 @@ void DeclineUse(const at::Tensor& weight, const char* reason) {
 }
 
 c10::DispatchKeySet TorchAutograd(c10::DispatchKeySet keys) {
-  return keys.remove(DispatchKey::AutogradFunctionality).add(DispatchKey::AutogradOther);
-}
-
-at::Tensor ForSegment(const at::Tensor& tensor, bool users_memory) {
-  at::Tensor plain = tensor.detach();
-  if (users_memory && plain.is_contiguous()) return plain.clone();
-  return plain.contiguous();
+  // Python's dispatcher, when it is on, gives us all keys again, those before ours too.
+  return (keys & c10::after_autograd_keyset).add(DispatchKey::AutogradOther);
 }
 
 bool MayBeUsers(const at::Tensor& tensor) {

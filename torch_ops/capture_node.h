@@ -24,8 +24,6 @@ void DeclineUse(const at::Tensor& weight, const char* reason);
 // before it for one backend only.
 c10::DispatchKeySet TorchAutograd(c10::DispatchKeySet keys);
 
-// A tensor for a segment: contiguous, without history, and not memory that the user may write to.
-at::Tensor ForSegment(const at::Tensor& tensor, bool users_memory);
 // Whether what an op was given may be the user's own memory: data, not the result of an op.
 bool MayBeUsers(const at::Tensor& tensor);
 

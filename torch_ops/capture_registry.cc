@@ -14,7 +14,8 @@ struct Registry {
   std::mutex mutex;
   // The weak reference in an entry keeps the address from being used again.
   std::unordered_map<const c10::TensorImpl*, EntryPtr> entries;
-  std::unordered_map<int, std::weak_ptr<Entry>> by_id;
+  // Compiled graphs may outlive the tracking: an entry stays here as long as its parameter lives.
+  std::unordered_map<int, EntryPtr> by_id;
   int next_id = 0;
   uint64_t next_serial = 0;
   std::atomic<int> active{0};  // entries that are not off
@@ -59,9 +60,9 @@ void ForgetDeadLocked(Registry& registry, std::vector<KeptSegment>& dropped) {
     if (!entry.param.expired()) return false;
     SetModeLocked(registry, entry, CaptureMode::kOff);
     StartStep(entry, dropped);
-    registry.by_id.erase(entry.id);
     return true;
   });
+  std::erase_if(registry.by_id, [](const auto& item) { return item.second->param.expired(); });
 }
 
 std::array<int64_t, 3> VersionsOf(const Segment& segment) {
@@ -88,7 +89,7 @@ EntryPtr FindEntry(int id) {
   Registry& registry = TheRegistry();
   std::lock_guard lock(registry.mutex);
   auto found = registry.by_id.find(id);
-  return found == registry.by_id.end() ? nullptr : found->second.lock();
+  return found == registry.by_id.end() ? nullptr : found->second;
 }
 
 uint64_t NextOpNumber() { return TheRegistry().next_op++; }
@@ -160,7 +161,6 @@ void UntrackParameter(const at::Tensor& param) {
   StartStep(*entry, dropped);
   if (EntryPtr bias = entry->bias.lock()) bias->weight.reset();
   if (EntryPtr weight = entry->weight.lock()) weight->bias.reset();
-  registry.by_id.erase(entry->id);
   registry.entries.erase(param.unsafeGetTensorImpl());
 }
 

@@ -46,7 +46,7 @@ bool CaptureIdle();
 
 // The entry of a tensor that is itself tracked; null if it is not.
 EntryPtr FindEntry(const c10::TensorImpl* param);
-// By id; null if it is not tracked any more.
+// By id, also when it is not tracked any more; null if the parameter is gone.
 EntryPtr FindEntry(int id);
 
 // A rising number for an op that runs forward now.
