@@ -222,7 +222,7 @@ Destination Find(int64_t id, int64_t bias_id) {
   const CaptureMode mode = wanted ? to.entry->mode.load() : CaptureMode::kOff;
   to.keep = mode != CaptureMode::kOff;
   to.keep_bias = to.keep && bias_wanted && to.bias_entry->mode != CaptureMode::kOff &&
-                 Pair(to.entry, to.bias_entry);
+                 to.bias.size(0) == to.param.size(0) && Pair(to.entry, to.bias_entry);
   to.dense = wanted && mode != CaptureMode::kRows;
   to.dense_bias = bias_wanted && !(to.keep_bias && mode == CaptureMode::kRows);
   return to;
