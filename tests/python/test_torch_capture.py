@@ -7,11 +7,12 @@ import weakref
 import pytest
 
 torch = pytest.importorskip("torch")
-from capture_util import assert_close, assert_same_gradients, check, ops, square, take, totals, tracker  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+from capture_util import assert_close, assert_same_gradients, check, ops, square, take, totals, tracker  # noqa: E402
 
 track = pytest.fixture(tracker)
 

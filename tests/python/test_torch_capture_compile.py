@@ -6,10 +6,10 @@ import io
 import pytest
 
 torch = pytest.importorskip("torch")
-from capture_util import assert_close, assert_same_gradients, check, ops, square, take, tracker  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
+from capture_util import assert_close, assert_same_gradients, check, ops, square, take, tracker  # noqa: E402
 from dad.torch import capture  # noqa: E402
 
 track = pytest.fixture(tracker)

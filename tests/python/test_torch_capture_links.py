@@ -5,9 +5,10 @@ import copy
 import pytest
 
 torch = pytest.importorskip("torch")
-from capture_util import assert_close, assert_same_gradients, check, ops, square, tracker  # noqa: E402
 from torch import nn  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
+
+from capture_util import assert_close, assert_same_gradients, check, ops, square, tracker  # noqa: E402
 
 track = pytest.fixture(tracker)
 
