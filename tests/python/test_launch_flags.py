@@ -6,8 +6,8 @@ from dad.runner.cli import main
 from dad.runner.errors import LaunchError
 from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
-from dad.runner.launch import LaunchPlan
-from dad.runner.mpi import mpich_command, openmpi_command
+from dad.runner.launch import LaunchPlan, Network
+from dad.runner.mpi import MpiJob, mpich_command, openmpi_command
 from dad.runner.remote import exportable
 from dad.runner.settings import read_config_file, variables_from
 from dad.runner.ssh import SshOptions
@@ -197,29 +197,30 @@ def test_what_stays_on_this_host():
 # ---- MPI's command line
 
 
-def mpi_plan():
+def mpi_job(environment, interfaces=None, **arguments):
     hosts = [Host("a", 2), Host("b", 4)]
-    plan = LaunchPlan(hosts, ["python", "x.py"], 3, ssh=SshOptions(2222, "key"), interfaces="eth0")
-    return plan, assign_ranks(hosts, 3)
+    plan = LaunchPlan(hosts, ["python", "x.py"], 3, ssh=SshOptions(2222, "key"), interfaces=interfaces)
+    net = Network(["a", "b"], "10.0.0.9", interfaces)
+    return MpiJob("mpirun", plan, assign_ranks(hosts, 3), net, environment, **arguments)
 
 
 def test_command_for_open_mpi():
-    plan, slots = mpi_plan()
-    command = openmpi_command(
-        "mpirun", plan, slots, {"PATH": "/bin", "BAD-NAME": "", "OLDPWD": ""}, "--mca x y", None
-    )
+    environment = {"PATH": "/bin", "BAD-NAME": "", "OLDPWD": ""}
+    command = openmpi_command(mpi_job(environment, interfaces="eth0", mpi_args="--mca x y"))
     text = " ".join(command)
     assert text.startswith("mpirun -np 3 --host a:2,b:1 --bind-to none --map-by slot")
     assert text.endswith("-x PATH --mca x y python x.py")
     assert "--mca btl_tcp_if_include eth0" in text
-    assert command[command.index("plm_rsh_args") + 1] == "-p 2222 -i key"
+    ssh = command[command.index("plm_rsh_args") + 1]
+    assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
 
 
 def test_command_for_mpich():
-    plan, slots = mpi_plan()
     environment = {}
-    command = mpich_command("mpiexec", plan, slots, environment, None, "-bind-to core")
-    assert " ".join(command).startswith(
-        "mpiexec -np 3 -hosts a:2,b:1 -prepend-rank -bind-to core -iface eth0"
-    )
-    assert environment["HYDRA_LAUNCHER_EXTRA_ARGS"] == "-p 2222 -i key"
+    command = mpich_command(mpi_job(environment, interfaces="eth0", binding_args="-bind-to core"))
+    text = " ".join(command)
+    assert text == "mpirun -np 3 -hosts a:2,b:1 -prepend-rank -bind-to core -iface eth0 python x.py"
+    ssh = environment["HYDRA_LAUNCHER_EXTRA_ARGS"]
+    assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+    # Without an interface the others call back at the address that they can reach.
+    assert " -localhost 10.0.0.9 " in " ".join(mpich_command(mpi_job({})))

@@ -8,6 +8,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from dad.runner import remote
 from dad.runner.errors import LaunchError
@@ -20,6 +21,19 @@ from dad.runner.ssh import check_hosts
 
 # Places of an outer job, which would be taken for those of this one.
 _PLACE = re.compile(r"(DAD|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)|(OMPI|PMI|PMIX|PRTE)_.*|MPI_LOCAL.*")
+
+
+@dataclass(frozen=True)
+class MpiJob:
+    """What an mpirun command is made of."""
+
+    mpirun: str
+    plan: LaunchPlan
+    slots: list[Slot]
+    net: Network
+    environment: dict[str, str]  # of mpirun itself; the commands may add to it
+    mpi_args: str | None = None
+    binding_args: str | None = None
 
 
 def launch_with_mpirun(
@@ -38,11 +52,11 @@ def launch_with_mpirun(
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
     with serving(server, net) as port:
         environment = mpi_environment(plan, net, port)
-        build = openmpi_command if kind == "openmpi" else mpich_command
-        command = build(mpirun, plan, slots, environment, mpi_args, binding_args)
+        job = MpiJob(mpirun, plan, slots, net, environment, mpi_args, binding_args)
+        command = openmpi_command(job) if kind == "openmpi" else mpich_command(job)
         if plan.verbose:
             print(f"dadrun: {shlex.join(command)}", file=sys.stderr)
-        job = RankProcess(
+        process = RankProcess(
             label="mpirun",
             host="localhost",
             remote=False,
@@ -50,7 +64,7 @@ def launch_with_mpirun(
             stdout=RankStream(0, "stdout", bytes_of(sys.stdout), prefix=False),
             stderr=RankStream(0, "stderr", bytes_of(sys.stderr), prefix=False),
         )
-        return Job([job]).run()
+        return Job([process]).run()
 
 
 def detect_kind(mpirun: str) -> str:
@@ -82,55 +96,41 @@ def _slots_by_host(slots: list[Slot]) -> str:
     return ",".join(f"{host}:{count}" for host, count in counts.items())
 
 
-def _ssh_args(plan: LaunchPlan) -> str:
-    port = ["-p", str(plan.ssh.port)] if plan.ssh.port is not None else []
-    identity = ["-i", plan.ssh.identity_file] if plan.ssh.identity_file is not None else []
-    return shlex.join([*port, *identity])
-
-
-def openmpi_command(
-    mpirun: str,
-    plan: LaunchPlan,
-    slots: list[Slot],
-    environment: dict[str, str],
-    mpi_args: str | None,
-    binding_args: str | None,
-) -> list[str]:
-    command = [mpirun, "-np", str(len(slots)), "--host", _slots_by_host(slots)]
-    command += shlex.split(binding_args) if binding_args else ["--bind-to", "none", "--map-by", "slot"]
+def openmpi_command(job: MpiJob) -> list[str]:
+    plan = job.plan
+    command = [job.mpirun, "-np", str(len(job.slots)), "--host", _slots_by_host(job.slots)]
+    binding = job.binding_args
+    command += shlex.split(binding) if binding else ["--bind-to", "none", "--map-by", "slot"]
     command += ["--timestamp-output"] if plan.timestamps else []
     command += ["--tag-output"]
     if plan.output_dir is not None:
         command += ["--output-filename", plan.output_dir]
-    if _ssh_args(plan):
-        command += ["--mca", "plm_rsh_args", _ssh_args(plan)]
+    if job.net.remote_hosts:
+        command += ["--mca", "plm_rsh_args", shlex.join(plan.ssh.arguments())]
     if plan.interfaces is not None:
         for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
             command += ["--mca", layer, plan.interfaces]
-    for name in sorted(remote.exportable(environment)):
+    for name in sorted(remote.exportable(job.environment)):
         # Shell functions and the like have names that mpirun does not take.
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not name.startswith("OMPI_"):
             command += ["-x", name]
-    return [*command, *shlex.split(mpi_args or ""), *plan.command]
+    return [*command, *shlex.split(job.mpi_args or ""), *plan.command]
 
 
-def mpich_command(
-    mpirun: str,
-    plan: LaunchPlan,
-    slots: list[Slot],
-    environment: dict[str, str],
-    mpi_args: str | None,
-    binding_args: str | None,
-) -> list[str]:
+def mpich_command(job: MpiJob) -> list[str]:
+    plan = job.plan
     # Hydra passes the whole environment by itself.
-    command = [mpirun, "-np", str(len(slots)), "-hosts", _slots_by_host(slots), "-prepend-rank"]
-    command += shlex.split(binding_args or "")
+    command = [job.mpirun, "-np", str(len(job.slots)), "-hosts", _slots_by_host(job.slots), "-prepend-rank"]
+    command += shlex.split(job.binding_args or "")
     if plan.output_dir is not None:
         os.makedirs(plan.output_dir, exist_ok=True)
         command += ["-outfile-pattern", f"{plan.output_dir}/rank.%r.stdout"]
         command += ["-errfile-pattern", f"{plan.output_dir}/rank.%r.stderr"]
-    if _ssh_args(plan):
-        environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = _ssh_args(plan)
+    if job.net.remote_hosts:
+        job.environment["HYDRA_LAUNCHER_EXTRA_ARGS"] = shlex.join(plan.ssh.arguments())
     if plan.interfaces is not None:
         command += ["-iface", plan.interfaces.partition(",")[0]]
-    return [*command, *shlex.split(mpi_args or ""), *plan.command]
+    elif job.net.remote_hosts:
+        # By default the others are told this machine's name, which they may not know.
+        command += ["-localhost", job.net.address]
+    return [*command, *shlex.split(job.mpi_args or ""), *plan.command]

@@ -21,17 +21,20 @@ class SshOptions:
     port: int | None = None
     identity_file: str | None = None
 
+    def arguments(self) -> list[str]:
+        arguments = ["-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+        arguments += ["-o", f"ConnectTimeout={_CONNECT_TIMEOUT_SECONDS}"]
+        # A host that vanished is noticed after half a minute.
+        arguments += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
+        if self.port is not None:
+            arguments += ["-p", str(self.port)]
+        if self.identity_file is not None:
+            arguments += ["-i", self.identity_file]
+        return arguments
+
     def command(self, host: str) -> list[str]:
         """`ssh … host`, ready for the remote command."""
-        command = ["ssh", "-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
-        command += ["-o", f"ConnectTimeout={_CONNECT_TIMEOUT_SECONDS}"]
-        # A host that vanished is noticed after half a minute.
-        command += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
-        if self.port is not None:
-            command += ["-p", str(self.port)]
-        if self.identity_file is not None:
-            command += ["-i", self.identity_file]
-        return [*command, host]
+        return ["ssh", *self.arguments(), host]
 
 
 def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | None:
