@@ -237,3 +237,14 @@ def test_layers_without_an_op_are_right_all_the_same(track, kind):
         output = module(x)
         square(output[0] if isinstance(output, tuple) else output).backward()
     assert_same_gradients(model, reference)
+
+
+def test_layers_that_are_not_tracked_are_compiled_as_ever(track):
+    track(nn.Linear(2, 2))
+    model = nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 5), nn.Conv1d(4, 4, 3))
+    reference = copy.deepcopy(model)
+    index = torch.randint(0, 9, (3, 4))
+    square(reference(index)).backward()
+    square(compiled("aot_eager")(model)(index)).backward()
+    for param, other in zip(model.parameters(), reference.parameters(), strict=True):
+        assert_close(param.grad, other.grad, 1e-5)
