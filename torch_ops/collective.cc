@@ -82,6 +82,7 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
   request.postscale = collective.postscale;
   request.process_set = collective.process_set;
   request.stream = collective.stream;
+  request.method = collective.method;
 
   const bool like_input = ResultHasShapeOfInput(collective.kind);
   auto alive = std::make_shared<std::vector<at::Tensor>>();
@@ -95,6 +96,7 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
     dad::Contribution contribution;
     contribution.input = ViewOf(dense.value());
     contribution.splits = collective.splits;
+    contribution.scale = collective.scale;
     if (!like_input) {
       outputs.emplace_back();
     } else if (!collective.in_place) {
@@ -125,6 +127,18 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
                                       collective.inputs.size() > 1)
                      : std::move(collective.name);
   pending->name_ = request.name;
+  pending->ticket_ = engine->Submit(std::move(request));
+  return pending;
+}
+
+Result<std::unique_ptr<Pending>> Pending::Submit(dad::Request request,
+                                                 std::vector<at::Tensor> outputs) {
+  auto engine = dad::ProcessEngine();
+  if (!engine) return Status::InvalidArgument("dad has not been initialized; call init() first");
+  auto pending = std::make_unique<Pending>();
+  pending->kind_ = request.kind;
+  pending->process_set_ = request.process_set;
+  pending->outputs_->tensors = std::move(outputs);
   pending->ticket_ = engine->Submit(std::move(request));
   return pending;
 }

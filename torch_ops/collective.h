@@ -29,12 +29,17 @@ struct Collective {
   int process_set = 0;
   std::vector<int64_t> splits;
   uint32_t stream = 0;
+  std::string method = "none";
+  double scale = 1.0;  // methods other than "none": this rank's weight
 };
 
 // A collective under way. Used by one thread at a time.
 class Pending {
  public:
   static dad::Result<std::unique_ptr<Pending>> Start(Collective collective);
+  // A request that is ready to go; `outputs` are its results.
+  static dad::Result<std::unique_ptr<Pending>> Submit(dad::Request request,
+                                                      std::vector<at::Tensor> outputs);
 
   bool Done() const { return ticket_->Done(); }
   // Blocks, without the GIL; raises what a signal handler raised (Ctrl-C). With a timeout

@@ -5,6 +5,8 @@
 #include "capture_python.h"
 #include "collective.h"
 #include "handles.h"
+#include "layers.h"
+#include "tensor_adapter.h"
 
 namespace dad_torch {
 
@@ -16,7 +18,8 @@ namespace {
 
 int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_place,
                std::string name, int op, int root_rank, double prescale, double postscale,
-               int process_set, std::vector<int64_t> splits, uint32_t stream) {
+               int process_set, std::vector<int64_t> splits, uint32_t stream, std::string method,
+               double scale) {
   Collective collective;
   collective.kind = static_cast<OpKind>(kind);
   collective.inputs = std::move(tensors);
@@ -29,9 +32,42 @@ int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_
   collective.process_set = process_set;
   collective.splits = std::move(splits);
   collective.stream = stream;
+  collective.method = std::move(method);
+  collective.scale = scale;
   auto pending = Pending::Start(std::move(collective));
   ThrowIfError(pending.status());
   return KeepHandle(std::move(pending).value(), grouped);
+}
+
+using PyLayer =
+    std::tuple<std::vector<Segment>, bool, std::optional<at::Tensor>, std::optional<at::Tensor>,
+               std::optional<at::Tensor>, std::optional<at::Tensor>, std::optional<at::Tensor>,
+               std::optional<at::Tensor>>;
+
+int64_t SubmitLayers(std::string name, std::string method, std::vector<PyLayer> layers,
+                     const at::Tensor& like, int op, double prescale, double postscale,
+                     int process_set, uint32_t stream, double scale, bool replan) {
+  LayersRequest request;
+  request.name = std::move(name);
+  request.method = std::move(method);
+  for (PyLayer& layer : layers) {
+    auto& [segments, derive, dense, dense_bias, output, output_bias, weight, bias] = layer;
+    request.layers.push_back(
+        {std::move(segments), derive, dense, dense_bias, output, output_bias, weight, bias});
+  }
+  auto dtype = ToDType(like.scalar_type());
+  ThrowIfError(dtype.status());
+  request.dtype = dtype.value();
+  request.op = static_cast<ReduceOp>(op);
+  request.prescale = prescale;
+  request.postscale = postscale;
+  request.process_set = process_set;
+  request.stream = stream;
+  request.scale = scale;
+  request.replan = replan;
+  auto pending = StartLayers(std::move(request));
+  ThrowIfError(pending.status());
+  return KeepHandle(std::move(pending).value(), true);
 }
 
 bool Poll(int64_t handle) {
@@ -71,7 +107,21 @@ PYBIND11_MODULE(_torch, m) {
         py::arg("in_place") = false, py::arg("name") = "", py::arg("op") = 0,
         py::arg("root_rank") = -1, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
         py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
-        py::arg("stream") = 0, "Starts a collective; its handle.");
+        py::arg("stream") = 0, py::arg("method") = "none", py::arg("scale") = 1.0,
+        "Starts a collective; its handle.");
+  m.def("submit_layers", &SubmitLayers, py::kw_only(), py::arg("name"), py::arg("method"),
+        py::arg("layers"), py::arg("like"), py::arg("op"), py::arg("prescale"),
+        py::arg("postscale"), py::arg("process_set"), py::arg("stream"), py::arg("scale"),
+        py::arg("replan"),
+        "Starts the exchange of layers by a factor method; its handle. A layer is (segments, "
+        "derive, dense, dense_bias, output, output_bias, weight, bias).");
+  m.def(
+      "is_unshared",
+      // The caller's Python object and the argument here are two.
+      [](const at::Tensor& tensor) {
+        return tensor.use_count() <= 2 && tensor.storage().use_count() == 1;
+      },
+      "Whether nobody but the caller has the tensor or its memory.");
   m.def("poll", &Poll, "Whether wait() would return at once.");
   m.def("wait", &Wait, py::arg("handle"), py::arg("timeout_seconds") = std::nullopt,
         "Ends a handle: (result, received splits, value). TimeoutError leaves it as it is.");

@@ -264,6 +264,10 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   ++traffic.steps;
   traffic.sent += request.sent_bytes;
   traffic.received += request.received_bytes;
+  if (request.started != std::chrono::steady_clock::time_point()) {
+    const auto now = std::chrono::steady_clock::now();
+    traffic.seconds += std::chrono::duration<double>(now - request.started).count();
+  }
   if (request.meta.method != "none") {
     traffic.effective = request.report.effective;
     request.result_value =

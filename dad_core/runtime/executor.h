@@ -30,6 +30,7 @@ struct TensorTraffic {
   int64_t received = 0;
   int64_t dense = 0;
   double effective = -1.0;  // of the last step
+  double seconds = 0.0;
 };
 
 class Executor {

@@ -422,8 +422,8 @@ Stats Worker::CollectStats() {
     stats.negotiations += slot.lane->num_negotiations();
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
-      stats.tensors.push_back(
-          {name, traffic.steps, traffic.sent, traffic.received, traffic.dense, traffic.effective});
+      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.dense,
+                               traffic.effective, traffic.seconds});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.dense_bytes += traffic.dense;
     }

@@ -105,6 +105,35 @@ dad::Request Bare(dad::OpKind kind, int process_set = 0, std::vector<int> ranks 
   return request;
 }
 
+// States cross as (name, dtype, shape, bytes).
+using PyState = std::tuple<std::string, std::string, std::vector<int64_t>, py::bytes>;
+
+std::vector<PyState> ExportState(int process_set, uint32_t stream, const std::string& name) {
+  std::vector<PyState> states;
+  for (const dad::StateTensor& tensor : Running()->ExportState(process_set, stream, name)) {
+    states.emplace_back(
+        tensor.name, dad::Name(tensor.dtype), tensor.shape,
+        py::bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()));
+  }
+  return states;
+}
+
+void ImportState(int process_set, uint32_t stream, const std::string& name,
+                 const std::vector<PyState>& states) {
+  std::vector<dad::StateTensor> tensors;
+  for (const auto& [key, dtype, shape, data] : states) {
+    dad::StateTensor tensor;
+    tensor.name = key;
+    tensor.dtype = dtype == "float64" ? dad::DType::kFloat64 : dad::DType::kFloat32;
+    tensor.shape = shape;
+    const std::string_view bytes = data;
+    const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
+    tensor.bytes.assign(first, first + bytes.size());
+    tensors.push_back(std::move(tensor));
+  }
+  Running()->ImportState(process_set, stream, name, std::move(tensors));
+}
+
 py::dict StatsAsDict() {
   std::shared_ptr<dad::Engine> engine = Running();
   dad::Stats stats;
@@ -123,6 +152,7 @@ py::dict StatsAsDict() {
                        ? py::object(py::float_(static_cast<double>(tensor.dense_bytes) /
                                                static_cast<double>(tensor.wire_bytes_sent)))
                        : py::object(py::none());
+    row["seconds"] = tensor.seconds;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
     tensors[py::str(tensor.name)] = row;
   }
@@ -176,6 +206,13 @@ PYBIND11_MODULE(_core, m) {
     py::gil_scoped_release release;
     engine->ResetStats();
   });
+  m.def("export_state", &ExportState, py::arg("process_set"), py::arg("stream"), py::arg("name"));
+  m.def("import_state", &ImportState, py::arg("process_set"), py::arg("stream"), py::arg("name"),
+        py::arg("states"));
+  m.def("return_last",
+        [](int process_set, uint32_t stream) { Running()->ReturnLast(process_set, stream); });
+  m.def("drop_states",
+        [](int process_set, uint32_t stream) { Running()->DropStates(process_set, stream); });
   m.def("option_table", [] {
     py::list rows;
     for (const dad::OptionInfo& row : dad::OptionTable()) {

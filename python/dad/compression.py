@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 # What this version runs; the others have their options checked and are then refused.
-AVAILABLE = ("none", "fp16", "bf16", "per_layer")
+AVAILABLE = ("none", "fp16", "bf16", "dad", "edad", "rank_dad", "int8", "exact", "auto", "per_layer")
 
 _METHODS: dict[str, type[Method]] = {}
 

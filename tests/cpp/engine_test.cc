@@ -173,8 +173,8 @@ TEST(EngineTest, EveryKindOfDisagreementNamesTheValues) {
               r.root_rank = 0;
             }),
             "ranks disagree on \"x\": collective allreduce on rank 0, broadcast on rank 1");
-  EXPECT_EQ(message([](Request& r) { r.method = "fp16"; }),
-            "ranks disagree on \"x\": method none on rank 0, fp16 on rank 1");
+  EXPECT_EQ(message([](Request& r) { r.method = "int8;bucket=8"; }),
+            "ranks disagree on \"x\": method none on rank 0, int8;bucket=8 on rank 1");
   EXPECT_NE(message([](Request& r) { r.postscale = 2; }).find("postscale"), std::string::npos);
 }
 

@@ -44,6 +44,7 @@ struct TensorStats {
   // Of the last step: the rank of what was applied, or the share of elements sent; negative
   // for methods that have neither.
   double effective = -1.0;
+  double seconds = 0.0;  // from the first byte sent to the result, over all steps
 };
 
 struct Stats {

@@ -103,10 +103,12 @@ def broadcast_object(
     return obj if is_root else cloudpickle.loads(data.numpy().tobytes())
 
 
-def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+def allgather_object(
+    obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
     """The objects of all ranks, by rank; they travel pickled."""
     name = name or "allgather_object"
     data = _to_bytes(obj)
-    counts = allgather(torch.tensor([data.numel()]), name=f"{name}.size").tolist()
-    everything = allgather(data, name=f"{name}.data")
+    counts = allgather(torch.tensor([data.numel()]), name=f"{name}.size", process_set=process_set).tolist()
+    everything = allgather(data, name=f"{name}.data", process_set=process_set)
     return [cloudpickle.loads(piece.numpy().tobytes()) for piece in everything.split(counts)]

@@ -16,8 +16,26 @@ from typing import Any
 import torch
 
 
+_loss_scale = 1.0
+
+
+def loss_scale() -> float:
+    """What the loss was last multiplied by: the gradients of the backward() that follows are, too."""
+    return _loss_scale
+
+
 def install(before: Any, after: Any) -> None:
     """Calls before(optimizer) and after(optimizer, found_inf by device) around the search."""
+    scale_outputs = torch.amp.GradScaler.scale
+
+    @functools.wraps(scale_outputs)
+    def scale(self: Any, *args: Any, **kwargs: Any) -> Any:
+        global _loss_scale
+        outputs = scale_outputs(self, *args, **kwargs)
+        _loss_scale = float(self.get_scale())
+        return outputs
+
+    torch.amp.GradScaler.scale = scale
     original = torch.amp.GradScaler._unscale_grads_
 
     @functools.wraps(original)

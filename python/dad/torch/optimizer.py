@@ -96,10 +96,19 @@ class GradientOptimizer:
         self._dad_synchronized = None
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
 
-    def load_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """The optimizer's, and under "dad" what this rank keeps for lossy methods: save it on every rank."""
+        state = super().state_dict(*args, **kwargs)  # type: ignore[misc]
+        if self._dad_active and self._dad.plan is not None:
+            state["dad"] = self._dad.save()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         self._dad.reset()
         self._dad_synchronized = None
-        super().load_state_dict(*args, **kwargs)  # type: ignore[misc]
+        super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
+        if self._dad_active and "dad" in state_dict:
+            self._dad.load(state_dict["dad"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)  # type: ignore[misc]
@@ -119,10 +128,7 @@ class GradientOptimizer:
         """One row per tensor: what is sent for it, and why."""
         if not self._dad_active:
             return []
-        return plan_rows(
-            (slot.name, slot.param, slot.compressor, _why(self._dad.compression))
-            for slot in self._dad.slots.values()
-        )
+        return plan_rows(self._dad, _why(self._dad.compression))
 
     def _dad_wait(self, by: str) -> None:
         """Reduces the gradients, unless that was done and none has come since."""
@@ -160,6 +166,9 @@ def _before_unscale(optimizer: torch.optim.Optimizer) -> None:
 def _after_unscale(optimizer: torch.optim.Optimizer, found_inf: dict[Any, torch.Tensor]) -> None:
     if isinstance(optimizer, DeltaOptimizer):
         optimizer.agree_on_infinity(found_inf)
+    elif isinstance(optimizer, GradientOptimizer) and optimizer._dad_active:
+        if optimizer._dad.plan is not None and any(float(found) > 0 for found in found_inf.values()):
+            optimizer._dad.return_last()
 
 
 grad_scaler.install(_before_unscale, _after_unscale)

@@ -2,53 +2,111 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-
+from dad import planner
+from dad._lib import _core
 from dad.torch.compression import method_name
 
+if TYPE_CHECKING:
+    from dad.torch.gradient_sync import GradientSync, Slot
 
-def plan_rows(tensors: Iterable[tuple[str, torch.Tensor, Any, str]]) -> list[dict[str, Any]]:
-    """One row for each (name, parameter, compressor, reason)."""
+
+def plan_rows(sync: GradientSync, why: str) -> list[dict[str, Any]]:
+    """One row per tensor. Bytes are those that one rank sends in a step; ms of tensors that travel together
+    are those of the whole, in the row of the first."""
+    measured = _core.stats()["tensors"]
+    share = 2 * (sync.process_set.size() - 1) / sync.process_set.size()
+    choices = {}
+    for choice in sync.plan.choices if sync.plan is not None else ():
+        for i, (name, bias) in enumerate(zip(choice.layers, choice.biases, strict=True)):
+            if not choice.passes[i]:
+                choices[name] = (choice, i)
+                if bias is not None:
+                    choices[bias] = (choice, -1)
     rows = []
-    for name, param, chosen, why in tensors:
-        method = method_name(chosen)
-        itemsize = 2 if method in ("fp16", "bf16") and param.is_floating_point() else param.element_size()
-        dense = param.numel() * param.element_size()
-        sent = param.numel() * itemsize
-        rows.append(
-            {
-                "name": name,
-                "shape": tuple(param.shape),
-                "rows": None,  # of factors; a dense tensor has none
-                "method": method,
-                "why": why,
-                "bytes": sent,
-                "ratio": dense / sent if sent else 1.0,
-            }
-        )
+    for slot in sync.slots.values():
+        choice, place = choices.get(slot.name, (None, 0))
+        if choice is None or not slot.planned:
+            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name)))
+        else:
+            rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0])))
     return rows
+
+
+def _row(slot: Slot, share: float, method: str, why: str, sent: float) -> dict[str, Any]:
+    dense = share * slot.param.numel() * slot.param.element_size()
+    return {
+        "name": slot.name,
+        "shape": tuple(slot.param.shape),
+        "rows": None,  # of factors; a dense tensor has none
+        "method": method,
+        "why": why,
+        "predicted_ms": None,
+        "measured_ms": None,
+        "bytes": round(sent),
+        "ratio": dense / sent if sent else None,
+    }
+
+
+def _unplanned_row(slot: Slot, share: float, why: str, measured: Any) -> dict[str, Any]:
+    method = method_name(slot.compressor)
+    itemsize = (
+        2 if method in ("fp16", "bf16") and slot.param.is_floating_point() else slot.param.element_size()
+    )
+    if slot.method is not None:
+        method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
+    row = _row(slot, share, method, why, share * slot.param.numel() * itemsize)
+    if measured and measured["steps"]:
+        row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
+    return row
+
+
+def _planned_row(
+    slot: Slot, share: float, choice: planner.Choice, place: int, measured: Any
+) -> dict[str, Any]:
+    first = choice.layers[0]
+    method, why = planner.describe(choice), choice.why
+    if place == -1:
+        weight = next(n for n, b in zip(choice.layers, choice.biases, strict=True) if b == slot.name)
+        why = f"rides with {weight}"
+    elif place > 0:
+        why = f"in the chain that begins with {first}"
+    sent = choice.num_bytes
+    if measured and measured["steps"]:
+        sent = measured["wire_bytes_sent"] / measured["steps"]
+    row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
+    row["rows"] = choice.rows if choice.capture != "off" else None
+    if slot.name == first:
+        row["predicted_ms"] = 1e3 * choice.seconds
+        if measured and measured["steps"]:
+            row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
+    return row
 
 
 def format_plan(rows: list[dict[str, Any]]) -> str:
     """The table as text, with a line of totals."""
-    header = ("tensor", "shape", "method", "bytes", "ratio", "why")
+    header = ("tensor", "shape", "rows", "method", "bytes", "ratio", "predicted ms", "measured ms", "why")
+
+    def number(value: float | None, digits: int) -> str:
+        return "" if value is None else f"{value:.{digits}f}"
+
     lines = [
         (
             row["name"],
             "x".join(map(str, row["shape"])) or "scalar",
+            number(row["rows"], 0),
             row["method"],
             str(row["bytes"]),
-            f"{row['ratio']:.1f}",
+            number(row["ratio"], 1),
+            number(row["predicted_ms"], 2),
+            number(row["measured_ms"], 2),
             row["why"],
         )
         for row in rows
     ]
     sent = sum(row["bytes"] for row in rows)
-    dense = sum(row["bytes"] * row["ratio"] for row in rows)
-    lines.append(("total", "", "", str(sent), f"{dense / sent if sent else 1.0:.1f}", f"{len(rows)} tensors"))
+    lines.append(("total", "", "", "", str(sent), "", "", "", f"{len(rows)} tensors"))
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()

@@ -1,0 +1,55 @@
+"""What the planner counts with: rates between and on the ranks, measured when a plan is made."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+
+from dad.planner import Costs
+from dad.process_sets import ProcessSet
+from dad.torch.functions import allgather_object
+from dad.torch.ops import allreduce
+
+_PROBE_BYTES = 512 << 10
+
+
+def measure_costs(
+    process_set: ProcessSet, stream: int, observations: Any, wants_rates: bool
+) -> tuple[Costs, list[Any]]:
+    """The costs, and everybody's observations, in rank order: the same on every rank."""
+    size = process_set.size()
+    rates = (_link_rate(process_set), _product_rate()) if wants_rates else (1e8, 1e10)
+    mine = (rates, observations)
+    gathered = allgather_object(mine, name=f"plan.{stream}", process_set=process_set)
+    link = min(rates[0] for rates, _ in gathered)
+    product = min(rates[1] for rates, _ in gathered)
+    return Costs(size=size, bytes_per_second=link, flops_per_second=product), [seen for _, seen in gathered]
+
+
+def _link_rate(process_set: ProcessSet) -> float:
+    """Bytes per second that a rank sends while all do: of a large sum less a small one."""
+    size = process_set.size()
+    times = {}
+    for count in (1, _PROBE_BYTES // 4):
+        tensor = torch.zeros(count)
+        best = float("inf")
+        for _ in range(3):
+            start = time.perf_counter()
+            allreduce(tensor, name=f"link_probe.{count}", process_set=process_set)
+            best = min(best, time.perf_counter() - start)
+        times[count] = best
+    seconds = max(times[_PROBE_BYTES // 4] - times[1], 1e-6)
+    return 2 * (size - 1) / size * _PROBE_BYTES / seconds
+
+
+def _product_rate() -> float:
+    """Floating operations per second of a product like those of the exchange."""
+    a, d = torch.randn(128, 1024), torch.randn(128, 512)
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        torch.mm(d.t(), a)
+        best = min(best, time.perf_counter() - start)
+    return 2 * 128 * 1024 * 512 / best
