@@ -316,8 +316,9 @@ void CombineDirs(const T* e, int64_t rows, int64_t cols, int64_t e_stride, const
 }
 
 template <typename T>
-void Combine(const T* e, int64_t rows, int64_t cols, int64_t e_stride, const T* p, int64_t dirs,
-             int64_t p_row_stride, int64_t p_dir_stride, T* q, int64_t q_stride, bool add) {
+void CombineBlock(const T* e, int64_t rows, int64_t cols, int64_t e_stride, const T* p,
+                  int64_t dirs, int64_t p_row_stride, int64_t p_dir_stride, T* q, int64_t q_stride,
+                  bool add) {
   int64_t k = 0;
   for (; k + 4 <= dirs; k += 4) {
     CombineDirs<T, 4>(e, rows, cols, e_stride, p + k * p_dir_stride, p_row_stride, p_dir_stride,
@@ -337,6 +338,20 @@ void Combine(const T* e, int64_t rows, int64_t cols, int64_t e_stride, const T* 
                                add);
     default: return;
   }
+}
+
+// A block of rows at a time: columns that go down through all of a large matrix would touch
+// a new page at every step.
+template <typename T>
+void Combine(const T* e, int64_t rows, int64_t cols, int64_t e_stride, const T* p, int64_t dirs,
+             int64_t p_row_stride, int64_t p_dir_stride, T* q, int64_t q_stride, bool add) {
+  constexpr int64_t kBlock = 16;
+  int64_t i = 0;
+  do {  // once even without rows: q is written
+    CombineBlock<T>(e + i * e_stride, Least(kBlock, rows - i), cols, e_stride, p + i * p_row_stride,
+                    dirs, p_row_stride, p_dir_stride, q, q_stride, add || i > 0);
+    i += kBlock;
+  } while (i < rows);
 }
 
 template <typename T>

@@ -262,12 +262,8 @@ void ApplyRows(CpuLevel level, const Stacked<T>& g, MatrixView<const T> v, Matri
                            MatrixView<const T> onto, MatrixView<T> to) {
     kernels.dots(from.data, count, from.cols, from.stride, in.data, r, in.stride, x.data(), 1,
                  count);
-    // A few rows at a time, so that they are read along their length.
-    constexpr int64_t kBlock = 16;
-    for (int64_t i = 0; i < count; i += kBlock) {
-      kernels.combine(onto.row(i), std::min(kBlock, count - i), onto.cols, onto.stride,
-                      x.data() + i, r, 1, count, to.data, to.stride, i > 0);
-    }
+    kernels.combine(onto.data, count, onto.cols, onto.stride, x.data(), r, 1, count, to.data,
+                    to.stride, false);
   };
   through(v, g.a_view, g.d_view, p);
   through(p, g.d_view, g.a_view, q);

@@ -44,10 +44,11 @@ class PackedOuter {
 };
 
 // Rows of a matrix with n columns that stay in the second-level cache while several things
-// are done to them; a multiple of tile_rows.
+// are done to them; a multiple of tile_rows. Few long rows are better than many: they are
+// the streams that the hardware has to foresee.
 template <typename T>
 int64_t BlockRows(const Kernels<T>& kernels, int64_t n) {
-  constexpr int64_t kBlockBytes = 256 << 10;
+  constexpr int64_t kBlockBytes = 64 << 10;
   constexpr int64_t kMaxTiles = 16;
   const int64_t row_bytes = std::max<int64_t>(1, n) * static_cast<int64_t>(sizeof(T));
   const int64_t tiles = kBlockBytes / row_bytes / kernels.tile_rows;
