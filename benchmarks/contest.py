@@ -13,6 +13,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,8 @@ _MAX_BLOCKS = 21
 _MIN_STEPS = 2
 _BYTES_RECEIVED_AT = 128  # in struct tcp_info of linux/tcp.h
 _TCP_INFO_SIZE = 136
+# Of a host in a lab; elsewhere what an interface has sent is not ours alone.
+_INTERFACE_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
 @dataclass
@@ -41,6 +44,18 @@ class Timing:
     negotiations: float
     blocks: int
     steps: int
+    # Sent by a rank, mean of the ranks: as dad counts it, and through the interface of its host with
+    # all headers (None outside of a lab).
+    dad_sent: float = 0.0
+    interface_sent: float | None = None
+
+
+@dataclass
+class _Turn:
+    """Steps of one contestant in each block."""
+
+    untimed: int
+    timed: int
 
 
 def say(text: str) -> None:
@@ -48,46 +63,70 @@ def say(text: str) -> None:
     print(f"    {text}", flush=True)
 
 
-def take_turns(contestants: dict[str, Step], seconds: float) -> dict[str, Timing]:
-    """Times the steps of all contestants for about so long, and some warm-up before."""
-    blocks, lead_in, steps = _plan(_warm_up(contestants, seconds / 3), seconds)
+def take_turns(
+    contestants: dict[str, Step], seconds: float, warm_up: int = _MIN_WARM_UP, even_time: bool = False
+) -> dict[str, Timing]:
+    """Times the steps of all contestants for about so long, after at least `warm_up` untimed ones.
+
+    All run the same number of steps; with `even_time` each has the same time instead, so that one slow
+    contestant does not leave the others with two steps.
+    """
+    each = _warm_up(contestants, seconds / 3, warm_up)
+    blocks, turns = _share_time(each, seconds) if even_time else _share_steps(each, seconds)
     times: dict[str, list[float]] = {name: [] for name in contestants}
-    received = dict.fromkeys(contestants, 0)
-    negotiated = dict.fromkeys(contestants, 0)
+    counted = {name: [0] * _NUM_COUNTERS for name in contestants}
     order = list(contestants)
     before = _counters()
     for _ in range(blocks):
         for name in order:
-            for _ in range(lead_in):
+            for _ in range(turns[name].untimed):
                 contestants[name]()
-            times[name].append(_time(contestants[name], steps))
+            times[name].append(_time(contestants[name], turns[name].timed))
             after = _counters()
-            received[name] += after[0] - before[0]
-            negotiated[name] += after[1] - before[1]
+            counted[name] = [c + y - x for c, x, y in zip(counted[name], before, after, strict=True)]
             before = after
         order.reverse()
-    count = (steps + lead_in) * blocks
-    return {
-        name: Timing(
+    in_lab = in_a_lab()
+    result = {}
+    for name, turn in turns.items():
+        count = (turn.untimed + turn.timed) * blocks
+        received, negotiated, dad_sent, interface_sent = (_mean(value) / count for value in counted[name])
+        result[name] = Timing(
             ms=1000 * statistics.median(_slowest(times[name])),
-            bytes=_mean(received[name]) / count,
-            negotiations=negotiated[name] / count,
+            bytes=received,
+            negotiations=negotiated,
             blocks=blocks,
-            steps=steps,
+            steps=turn.timed,
+            dad_sent=dad_sent,
+            interface_sent=interface_sent if in_lab else None,
         )
-        for name in contestants
-    }
+    return result
 
 
-def _counters() -> tuple[int, int]:
-    """Bytes received and negotiations, read on all ranks while none is in a step."""
+_NUM_COUNTERS = 4
+
+
+def _counters() -> tuple[int, int, int, int]:
+    """Bytes received, negotiations, bytes that dad and the interface have sent, on all ranks while none is
+    in a step."""
     dist.barrier()
-    values = _bytes_received(), hvd.stats()["negotiations"]
+    stats = hvd.stats()
+    values = bytes_received(), stats["negotiations"], stats["wire_bytes_sent"], interface_sent()
     dist.barrier()
     return values
 
 
-def _bytes_received() -> int:
+def in_a_lab() -> bool:
+    """Whether this process has a host of its own."""
+    return os.environ.get("LOCAL_WORLD_SIZE") == "1" and os.environ.get("DAD_GLOO_IFACE") == "eth0"
+
+
+def interface_sent() -> int:
+    """Bytes that this host of a lab has sent, headers included; 0 outside of a lab."""
+    return int(_INTERFACE_SENT.read_text()) if in_a_lab() else 0
+
+
+def bytes_received() -> int:
     """What has come in so far over the TCP connections that this process has open."""
     total = 0
     for entry in os.listdir("/proc/self/fd"):
@@ -110,29 +149,40 @@ def _time(step: Step, steps: int) -> float:
     return (time.perf_counter() - start) / steps
 
 
-def _warm_up(contestants: dict[str, Step], seconds: float) -> float:
-    """Seconds that one step of each takes together, once warm."""
+def _warm_up(contestants: dict[str, Step], seconds: float, least: int) -> dict[str, float]:
+    """Seconds that a step of each takes, once warm."""
     started = time.perf_counter()
-    for number in range(1, _MAX_WARM_UP + 1):
+    for number in range(1, max(_MAX_WARM_UP, least) + 1):
         dist.barrier()
-        round_time = sum(_time(step, 1) for step in contestants.values())
-        elapsed, round_time = _slowest([time.perf_counter() - started, round_time])
-        if number >= _MIN_WARM_UP and elapsed > seconds:
+        times = [_time(step, 1) for step in contestants.values()]
+        elapsed, *times = _slowest([time.perf_counter() - started, *times])
+        if number >= least and elapsed > seconds:
             break
-    return round_time
+    return dict(zip(contestants, times, strict=True))
 
 
-def _plan(round_time: float, seconds: float) -> tuple[int, int, int]:
-    """Blocks, untimed and timed steps in each.
+# The first step of a block finds TCP connections that were idle for long, and is not timed unless
+# steps take so long that it matters little.
 
-    The first step of a block finds TCP connections that were idle for long, and is not timed unless
-    steps take so long that it matters little.
-    """
-    rounds = int(seconds / round_time)
+
+def _share_steps(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
+    """How many blocks, and what happens in each: the same number of steps for all."""
+    rounds = int(seconds / sum(each.values()))
     if rounds < _MIN_BLOCKS * (1 + _MIN_STEPS):
-        return _MIN_BLOCKS, 0, 1
+        return _MIN_BLOCKS, {name: _Turn(0, 1) for name in each}
     blocks = min(rounds // (1 + _MIN_STEPS), _MAX_BLOCKS)
-    return blocks, 1, rounds // blocks - 1
+    return blocks, {name: _Turn(1, rounds // blocks - 1) for name in each}
+
+
+def _share_time(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
+    """The same, with as many steps for each as fit into its share of the time."""
+    share = seconds / len(each)
+    blocks = min(max(int(share / max(each.values())), _MIN_BLOCKS), _MAX_BLOCKS)
+    turns = {}
+    for name, step_seconds in each.items():
+        steps = int(share / blocks / step_seconds)
+        turns[name] = _Turn(1, steps - 1) if steps >= 1 + _MIN_STEPS else _Turn(0, 1)
+    return blocks, turns
 
 
 def _slowest(values: list[float]) -> list[float]:

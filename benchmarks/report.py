@@ -16,9 +16,21 @@ from lab import LaunchError, Link, launch, why_not
 Row = dict[str, Any]
 
 
+AddOptions = Callable[[argparse.ArgumentParser], None]
+
+
 @dataclass(frozen=True)
 class Settings:
     quick: bool = False
+    # A script's own flags, where it was called by itself.
+    options: argparse.Namespace | None = None
+
+    def options_or_defaults(self, add_options: AddOptions) -> argparse.Namespace:
+        if self.options is not None:
+            return self.options
+        parser = argparse.ArgumentParser()
+        add_options(parser)
+        return parser.parse_args([])
 
 
 @dataclass
@@ -68,16 +80,20 @@ def exit_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
-def main(run: Callable[[Settings], Result], description: str | None) -> int:
+def main(
+    run: Callable[[Settings], Result], description: str | None, add_options: AddOptions | None = None
+) -> int:
     """The command line of one benchmark."""
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="fewer cells and less time for each")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    if add_options is not None:
+        add_options(parser)
     arguments = parser.parse_args()
     exit_on_sigterm()
-    result = run(Settings(quick=arguments.quick))
+    result = run(Settings(quick=arguments.quick, options=arguments))
     print(result.text())
     if arguments.json:
         arguments.json.write_text(json.dumps(asdict(result), indent=1) + "\n")
