@@ -257,9 +257,10 @@ void KeepPatches(const at::Tensor& x, const at::Tensor& grad, at::IntArrayRef ke
   const Destination to = Find(id, bias_id);
   const Geometry geometry{stride.vec(), padding.vec(), dilation.vec(), groups};
   if (to.keep) {
-    const at::Tensor a =
-        ForSegment(Patches(x.detach(), kernel, grad.sizes().slice(2), geometry), true);
-    const at::Tensor d = ForSegment(Deltas(grad, groups), true);
+    at::Tensor a = Patches(x.detach(), kernel, grad.sizes().slice(2), geometry);
+    a = ForSegment(a, a.is_alias_of(x));
+    at::Tensor d = Deltas(grad, groups);
+    d = ForSegment(d, d.is_alias_of(grad));
     const uint64_t op_number = OpNumber();
     for (int64_t group = 0; group < groups; ++group) {
       KeepMatrices(to, a[group], d[group], group * d.size(2), x.size(0), op_number);

@@ -41,6 +41,12 @@ class CapturedNode : public torch::autograd::Node {
     bool dense_weight = false;  // return the gradient
     bool dense_bias = false;
   };
+  void compiled_args(torch::autograd::CompiledNodeArgs& /*args*/) const override {
+    TORCH_CHECK_NOT_IMPLEMENTED(false,
+                                "compiled autograd cannot keep the rows of a layer's gradient "
+                                "(compression=); compile the model instead");
+  }
+
   // What this backward pass is to do about the weight and the bias, which are at these edges.
   Todo Decide(const at::Tensor& grad, size_t weight_edge, size_t bias_edge);
 
