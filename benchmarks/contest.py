@@ -161,15 +161,16 @@ def _warm_up(contestants: dict[str, Step], seconds: float, least: int) -> dict[s
     return dict(zip(contestants, times, strict=True))
 
 
-# The first step of a block finds TCP connections that were idle for long, and is not timed unless
-# steps take so long that it matters little.
+# The first step of a block is not timed: while the others had their turns the kernel has closed the
+# windows of its connections, and with a delay even a step of ten seconds takes a fifth longer. Where
+# many contestants share the time it is timed if there is no time for a second one.
 
 
 def _share_steps(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
     """How many blocks, and what happens in each: the same number of steps for all."""
     rounds = int(seconds / sum(each.values()))
     if rounds < _MIN_BLOCKS * (1 + _MIN_STEPS):
-        return _MIN_BLOCKS, {name: _Turn(0, 1) for name in each}
+        return _MIN_BLOCKS, {name: _Turn(1, 1) for name in each}
     blocks = min(rounds // (1 + _MIN_STEPS), _MAX_BLOCKS)
     return blocks, {name: _Turn(1, rounds // blocks - 1) for name in each}
 
