@@ -1,10 +1,11 @@
-"""All benchmarks of dad, one table each: python benchmarks/run.py (or make bench)
+"""The benchmarks of dad, one table each: python benchmarks/run.py (or make bench)
 
-    --only NAME    that one; may be given several times
+    --only NAME    that one; may be given several times. Those that train to the end take hours and run
+                   only by name: accuracy_fashion, accuracy_text
     --quick        fewer cells and less time for each: some minutes in all
     --json FILE    the rows, for programs
 
-Everything is a ratio against torch.distributed in the same processes, taking turns. Without root the
+Times are ratios against torch.distributed in the same processes, taking turns. Without root the
 shaped links are left out, and named. See docs/benchmarks.md.
 """
 
@@ -21,14 +22,15 @@ from typing import Any
 
 from report import Settings, exit_on_sigterm, progress
 
-BENCHMARKS = ("overhead", "allreduce", "small_tensors", "latency", "optimizer")
+BENCHMARKS = ("overhead", "allreduce", "small_tensors", "latency", "optimizer", "bytes", "methods")
+LONG = ("accuracy_fashion", "accuracy_text")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", action="append", choices=BENCHMARKS, metavar="NAME")
+    parser.add_argument("--only", action="append", choices=(*BENCHMARKS, *LONG), metavar="NAME")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json", type=Path, metavar="FILE")
     arguments = parser.parse_args()
