@@ -1,11 +1,13 @@
 """A small transformer learns to write like the King James Bible, byte by byte.
 
     dadrun -np 4 python examples/torch_transformer.py
-    dadrun -np 4 --compression bf16 python examples/torch_transformer.py
+    dadrun -np 4 python examples/torch_transformer.py --compression auto
+    dadrun -np 4 --compression bf16 --plan python examples/torch_transformer.py
 
-The settings are below; there are no arguments.
+The last line is how it is done for a script without such an argument. The other settings are below.
 """
 
+import argparse
 import time
 
 import torch
@@ -21,6 +23,10 @@ batch_size = 8  # sequences per process and step
 steps, report_every = 200, 20
 lr = 1e-3
 sample_bytes = 200
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--compression", help="none, fp16, bf16, exact, auto, rank_dad:rank=16, …")
+args = parser.parse_args()
 
 
 class Block(nn.Module):
@@ -71,7 +77,9 @@ text = king_james_text()
 model = Transformer()
 hvd.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.AdamW(model.parameters(), lr=lr), named_parameters=model.named_parameters()
+    torch.optim.AdamW(model.parameters(), lr=lr),
+    named_parameters=model.named_parameters(),
+    compression=args.compression,
 )
 
 start = time.perf_counter()
