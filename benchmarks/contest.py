@@ -162,8 +162,7 @@ def _warm_up(contestants: dict[str, Step], seconds: float, least: int) -> dict[s
 
 
 # The first step of a block is not timed: while the others had their turns the kernel has closed the
-# windows of its connections, and with a delay even a step of ten seconds takes a fifth longer. Where
-# many contestants share the time it is timed if there is no time for a second one.
+# windows of its connections, and with a delay even a step of ten seconds takes a fifth longer.
 
 
 def _share_steps(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
@@ -178,11 +177,9 @@ def _share_steps(each: dict[str, float], seconds: float) -> tuple[int, dict[str,
 def _share_time(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
     """The same, with as many steps for each as fit into its share of the time."""
     share = seconds / len(each)
-    blocks = min(max(int(share / max(each.values())), _MIN_BLOCKS), _MAX_BLOCKS)
-    turns = {}
-    for name, step_seconds in each.items():
-        steps = int(share / blocks / step_seconds)
-        turns[name] = _Turn(1, steps - 1) if steps >= 1 + _MIN_STEPS else _Turn(0, 1)
+    blocks = int(share / max(each.values())) // (1 + _MIN_STEPS)
+    blocks = min(max(blocks, _MIN_BLOCKS), _MAX_BLOCKS)
+    turns = {name: _Turn(1, max(int(share / blocks / step) - 1, 1)) for name, step in each.items()}
     return blocks, turns
 
 
