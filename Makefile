@@ -13,7 +13,7 @@ setup:  ## system packages, .venv, the build, dad in .venv; a second run takes s
 build:  ## only the C++ build, incremental
 	@scripts/setup.sh build
 
-demo: setup  ## four processes train on Fashion-MNIST
+demo: setup  ## four processes train on Fashion-MNIST: dense, exact and auto
 	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
 
 test: setup  ## all tests, C++ and Python
@@ -35,7 +35,7 @@ format:  ## clang-format and ruff, in place
 	@$(VENV)/bin/ruff check --fix $(PYTHON_FILES)
 	@$(VENV)/bin/ruff format $(PYTHON_FILES)
 
-bench: setup  ## benchmarks, as ratios against torch.distributed
+bench: setup  ## the shorter benchmarks: times against torch.distributed, and bytes
 	@$(VENV)/bin/python benchmarks/run.py
 
 docs: setup  ## docs/options.md, from the table in the core
