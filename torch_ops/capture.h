@@ -79,17 +79,20 @@ struct Segment {
   uint64_t serial = 0;  // unique in the process, rising
 };
 
-// Tracks a parameter (a leaf) or, when it is tracked, sets its mode. The id stays the same until it
-// is untracked. Holds no reference: a parameter that is gone is forgotten.
-int TrackParameter(const at::Tensor& param, CaptureMode mode);
+// Tracks a parameter (a leaf) or, when it is tracked, sets its mode and its owner: whoever takes
+// the segments, an optimizer. The id stays the same until it is untracked. Holds no reference: a
+// parameter that is gone is forgotten.
+int TrackParameter(const at::Tensor& param, CaptureMode mode, int owner = 0);
 // Takes effect at once, also for ops that ran forward under the old mode; but what ran forward
 // under kOff is never captured.
 void SetCaptureMode(const at::Tensor& param, CaptureMode mode);
-void UntrackParameter(const at::Tensor& param);
+// False, and nothing done, for a parameter that is not tracked or has another owner by now.
+bool UntrackParameter(const at::Tensor& param, int owner = 0);
 
 // Lets the bias ride in the weight's segments (has_bias) where an op uses the two together; both
 // must be tracked. Otherwise the first op that uses a tracked bias with a tracked weight pairs
-// them. A bias belongs to one weight: with any other its gradient goes to .grad.
+// them, unless they have different owners. A bias belongs to one weight: with any other its
+// gradient goes to .grad.
 void FoldBias(const at::Tensor& weight, const at::Tensor& bias);
 // The bias that rides with `weight`; undefined if none does.
 at::Tensor FoldedBias(const at::Tensor& weight);

@@ -106,10 +106,7 @@ EntryPtr BiasToCapture(const Use& weight, int64_t rows, const at::Tensor& bias) 
     Decline(*use->entry, "it does not go with the rows of its weight");
     return nullptr;
   }
-  if (!Pair(weight.entry, use->entry)) {
-    Decline(*use->entry, "it is used with more than one weight");
-    return nullptr;
-  }
+  if (!Pair(weight.entry, use->entry)) return nullptr;
   return std::move(use->entry);
 }
 

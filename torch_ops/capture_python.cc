@@ -62,17 +62,17 @@ void DefineCapture(py::module_& m) {
 
   m.def(
       "capture_track",
-      [](const at::Tensor& param, const std::string& mode) {
-        return TrackParameter(param, ParseMode(mode));
+      [](const at::Tensor& param, const std::string& mode, int owner) {
+        return TrackParameter(param, ParseMode(mode), owner);
       },
-      py::arg("param"), py::arg("mode"), "Tracks a parameter; its id.");
+      py::arg("param"), py::arg("mode"), py::arg("owner") = 0, "Tracks a parameter; its id.");
   m.def(
       "capture_set_mode",
       [](const at::Tensor& param, const std::string& mode) {
         SetCaptureMode(param, ParseMode(mode));
       },
       py::arg("param"), py::arg("mode"));
-  m.def("capture_untrack", &UntrackParameter, py::arg("param"));
+  m.def("capture_untrack", &UntrackParameter, py::arg("param"), py::arg("owner") = 0);
   m.def("capture_fold_bias", &FoldBias, py::arg("weight"), py::arg("bias"),
         "Lets the bias ride in the weight's segments.");
   m.def(

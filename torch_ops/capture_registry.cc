@@ -118,6 +118,12 @@ void Decline(Entry& entry, const char* reason) {
 
 bool Pair(const EntryPtr& weight, const EntryPtr& bias) {
   std::lock_guard lock(TheRegistry().mutex);
+  const auto decline = [&](const char* reason) {
+    if (bias->declined.empty()) bias->declined = reason;
+    return false;
+  };
+  // Its gradient would go to the owner of the weight, and the owner of the bias would have none.
+  if (weight->owner != bias->owner) return decline("another optimizer has its weight");
   const EntryPtr weight_of_bias = bias->weight.lock();
   const EntryPtr bias_of_weight = weight->bias.lock();
   if (!weight_of_bias && !bias_of_weight) {
@@ -125,10 +131,11 @@ bool Pair(const EntryPtr& weight, const EntryPtr& bias) {
     bias->weight = weight;
     return true;
   }
-  return weight_of_bias == weight && bias_of_weight == bias;
+  if (weight_of_bias == weight && bias_of_weight == bias) return true;
+  return decline("it is used with more than one weight");
 }
 
-int TrackParameter(const at::Tensor& param, CaptureMode mode) {
+int TrackParameter(const at::Tensor& param, CaptureMode mode, int owner) {
   TORCH_CHECK_VALUE(param.defined() && param.is_leaf() && at::isFloatingType(param.scalar_type()),
                     "only a floating point leaf can be tracked");
   std::vector<KeptSegment> dropped;
@@ -141,6 +148,7 @@ int TrackParameter(const at::Tensor& param, CaptureMode mode) {
     registry.entries.emplace(param.unsafeGetTensorImpl(), entry);
     registry.by_id.emplace(entry->id, entry);
   }
+  entry->owner = owner;
   SetModeLocked(registry, *entry, mode);
   return entry->id;
 }
@@ -151,17 +159,18 @@ void SetCaptureMode(const at::Tensor& param, CaptureMode mode) {
   SetModeLocked(registry, *Tracked(registry, param), mode);
 }
 
-void UntrackParameter(const at::Tensor& param) {
+bool UntrackParameter(const at::Tensor& param, int owner) {
   std::vector<KeptSegment> dropped;
   Registry& registry = TheRegistry();
   std::lock_guard lock(registry.mutex);
   EntryPtr entry = FindLocked(registry, param.unsafeGetTensorImpl());
-  if (!entry) return;
+  if (!entry || entry->owner != owner) return false;
   SetModeLocked(registry, *entry, CaptureMode::kOff);
   StartStep(*entry, dropped);
   if (EntryPtr bias = entry->bias.lock()) bias->weight.reset();
   if (EntryPtr weight = entry->weight.lock()) weight->bias.reset();
   registry.entries.erase(param.unsafeGetTensorImpl());
+  return true;
 }
 
 void FoldBias(const at::Tensor& weight, const at::Tensor& bias) {

@@ -31,6 +31,7 @@ struct Entry {
   const c10::weak_intrusive_ptr<c10::TensorImpl> param;  // const
   std::atomic<CaptureMode> mode{CaptureMode::kOff};      // read without the lock
 
+  int owner = 0;
   std::vector<KeptSegment> segments;
   std::weak_ptr<Entry> bias;    // rides in this one's segments
   std::weak_ptr<Entry> weight;  // in whose segments this one rides
@@ -62,7 +63,7 @@ Place Keep(Entry& entry, Segment segment, uint64_t op_number);
 // Notes why a use of the parameter is not captured.
 void Decline(Entry& entry, const char* reason);
 
-// Whether the bias rides with the weight, pairing the two if neither is paired yet.
+// Whether the bias rides with the weight, pairing the two if neither is paired yet. Notes why not.
 bool Pair(const EntryPtr& weight, const EntryPtr& bias);
 
 }  // namespace dad_torch

@@ -41,10 +41,11 @@ def _none() -> None:
     return None
 
 
-def track(param: torch.Tensor, mode: str) -> int:
+def track(param: torch.Tensor, mode: str, owner: int = 0) -> int:
     """Tracks a parameter, in eager code and in graphs that are compiled from now on; its id.
-    mode: "off", "rows" (segments instead of the gradient) or "rows_and_dense" (both)."""
-    number = _torch.capture_track(param, mode)
+    mode: "off", "rows" (segments instead of the gradient) or "rows_and_dense" (both).
+    owner: who takes the segments; a parameter that is tracked gets a new one."""
+    number = _torch.capture_track(param, mode, owner)
     mark = getattr(param, _MARK, None)
     if mark is None or mark.number != number:
         setattr(param, _MARK, _Mark(number))
@@ -52,9 +53,9 @@ def track(param: torch.Tensor, mode: str) -> int:
     return number
 
 
-def untrack(param: torch.Tensor) -> None:
-    _torch.capture_untrack(param)
-    if hasattr(param, _MARK):
+def untrack(param: torch.Tensor, owner: int = 0) -> None:
+    """Ends the tracking, unless another owner has taken over."""
+    if _torch.capture_untrack(param, owner) and hasattr(param, _MARK):
         delattr(param, _MARK)
 
 
