@@ -148,15 +148,17 @@ class RankDad(Lossy):
 
     def _check(self) -> None:
         super()._check()
-        self._integer("rank", 1)
+        self._integer("rank", 1, 255)
         self._real("tol", 0.0, 1.0)
         self._real("energy", 0.0, 1.0, optional=True)
-        self._integer("iterations", 1)
+        self._integer("iterations", 1, 100)
         self._one_of("combine", "auto", "gather", "owner", "power")
         self._one_of("wire", "fp32", "bf16", "int8", "int4")
         self._flag("error_feedback")
         self._one_of("residual", "dense", "rows")
         self._one_of("rest", "int8", "none")
+        if self.combine == "power" and self.residual == "rows":
+            self._fail("residual", "combine=power keeps a dense one")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ its place in `Costs`; today it holds a link rate and a product rate, both measur
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,9 @@ _WIRE_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 # Where G comes formed by the framework or from rows: rows beyond this many times the smaller side
 # make the product the main work, and the framework's is as good.
 _FRAMEWORK_PRODUCT_ROWS = 1.0
+# More rows than planned by this factor ask for a new plan.
+_ROWS_SLACK = 1.25
+_ANY_ROWS = 2**62
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,9 @@ class Observation:
     rows: int = 0
     indexed_rows: int = 0
     samples: int = 0
+    row_bytes: int = 0  # of one value of A and D: 2 under autocast
     dense: bool = False  # some or all of its gradient came formed
+    sparse: bool = False
     used: bool = True
     bias: str | None = None  # the tensor that rides with it
     link: Link | None = None
@@ -59,10 +65,6 @@ class Layer:
     seen: tuple[Observation, ...]  # by rank
 
     @property
-    def size(self) -> int:
-        return len(self.seen)
-
-    @property
     def bias(self) -> str | None:
         names = {s.bias for s in self.seen if s.rows}
         return names.pop() if len(names) == 1 else None
@@ -74,8 +76,16 @@ class Layer:
         return links.pop() if len(links) == 1 else None
 
     @property
+    def used(self) -> bool:
+        return any(s.used for s in self.seen)
+
+    @property
     def dense(self) -> bool:
         return any(s.dense for s in self.seen) or not any(s.rows or s.indexed_rows for s in self.seen)
+
+    @property
+    def sparse(self) -> bool:
+        return any(s.sparse for s in self.seen)
 
     @property
     def rows(self) -> int:
@@ -92,6 +102,11 @@ class Layer:
     @property
     def elements(self) -> int:
         return self.out * (self.columns + (self.bias is not None))
+
+    def row_bits(self, wire: str) -> int:
+        """Bits of a value of A or D: fp32 leaves it as it is."""
+        bits = 8 * max((s.row_bytes for s in self.seen), default=0) or 8 * self.element_bytes
+        return min(bits, 16) if wire == "bf16" else bits
 
     def text(self, *marks: str) -> str:
         words = [f"{self.out}x{self.columns}", *(["bias"] if self.bias is not None else []), *marks]
@@ -124,9 +139,22 @@ class Choice:
     why: str
     num_bytes: float  # predicted, sent by one rank in a step
     seconds: float
-    passes: tuple[bool, ...] = ()  # chain: its own gradient goes another way
+    passes: tuple[bool, ...] = (False,)  # chain: its own gradient goes another way
     capture: str = "off"  # how the layers are captured from now on
     rows: int = 0
+    most_rows: int = _ANY_ROWS  # a rank with more asks for a new plan
+    fallback: bool = False  # the method that was asked for does not fit
+    sparse: bool = False
+
+    def option(self, key: str) -> str:
+        """An option of the method's text."""
+        words = (word.partition("=") for word in self.text.split(";"))
+        return next((value for name, _, value in words if name == key), "")
+
+    def own(self) -> list[tuple[str, str | None]]:
+        """(weight, bias) of the layers whose gradients this is."""
+        triples = zip(self.layers, self.biases, self.passes, strict=True)
+        return [(weight, bias) for weight, bias, passes in triples if not passes]
 
 
 @dataclass
@@ -134,69 +162,79 @@ class Plan:
     choices: list[Choice] = field(default_factory=list)
     size: int = 1
 
+    def as_dict(self) -> dict[str, Any]:
+        """Numbers and strings only, for a checkpoint."""
+        return {"size": self.size, "choices": [dataclasses.asdict(choice) for choice in self.choices]}
+
+    @staticmethod
+    def from_dict(saved: dict[str, Any]) -> Plan:
+        lists = ("layers", "biases", "passes")
+        choices = [{**choice, **{key: tuple(choice[key]) for key in lists}} for choice in saved["choices"]]
+        return Plan([Choice(**choice) for choice in choices], saved["size"])
+
 
 def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
-    plan = Plan(size=costs.size)
-    by_name = {layer.name: layer for layer in layers}
-    folded = _folded(layers)
-    done: set[str] = set()
-    for chain in _chains([layer for layer in layers if layer.name not in folded], by_name, costs):
-        plan.choices.append(chain)
-        done.update(name for name, passes in zip(chain.layers, chain.passes, strict=True) if not passes)
-        done.update(b for b, p in zip(chain.biases, chain.passes, strict=True) if b is not None and not p)
-    in_chain = {
-        name
-        for choice in plan.choices
-        for name, passes in zip(choice.layers, choice.passes, strict=True)
-        if passes
-    }
-    owned = [0.0] * costs.size
-    singles: list[Choice] = []
-    for layer in layers:
-        if layer.name in done or layer.name in folded:
-            continue
-        choice = _single(layer, by_name, costs)
-        if layer.name in in_chain:
-            why = f"dense is cheaper ({layer.rows} rows); it hands its delta down the chain"
-            choice = replace(choice, why=why, capture="rows_and_dense")
-        singles.append(choice)
-    # Owners take the largest first, so that the loads come out even.
-    order = sorted(range(len(singles)), key=lambda i: (-singles[i].num_bytes, i))
-    for i in order:
-        if singles[i].kind == "low_rank" and "combine=gather" not in singles[i].text:
-            owner = owned.index(min(owned))
-            owned[owner] += singles[i].num_bytes
-            singles[i] = replace(singles[i], text=singles[i].text.replace("owner=?", f"owner={owner}"))
-    plan.choices.extend(singles)
-    covered = {
-        name
-        for choice in plan.choices
-        for weight, bias, passes in zip(choice.layers, choice.biases, choice.passes, strict=True)
-        if not passes
-        for name in (weight, bias)
-    }
-    for layer in layers:  # a bias whose weight went dense goes dense itself
-        if layer.name not in covered:
-            plan.choices.append(_single(layer, by_name, costs))
+    layers = [_with_fitting_bias(layer, {other.name: other for other in layers}) for layer in layers]
+    budgets = {layer.method.budget for layer in layers if isinstance(layer.method, _methods.Auto)} - {None}
+    for most_rank in _AUTO_RANKS:
+        plan = _plan_with_rank(layers, costs, most_rank)
+        autos = {layer.name for layer in layers if isinstance(layer.method, _methods.Auto)}
+        spent = sum(choice.num_bytes for choice in plan.choices if autos.intersection(choice.layers))
+        if not budgets or spent <= min(budgets):
+            break
     return plan
 
 
-def _folded(layers: Sequence[Layer]) -> set[str]:
-    """Biases that ride with a weight and have no gradient of their own."""
-    riders = {layer.bias for layer in layers if layer.bias is not None and _takes_rows(layer)}
-    return {layer.name for layer in layers if layer.name in riders and not _has_own_gradient(layer)}
+def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
+    """A bias that is used elsewhere too, or that is to go another way, does not ride with its weight."""
+    bias = by_name.get(layer.bias) if layer.bias is not None else None
+    fits = bias is not None and bias.method == layer.method and not any(s.dense for s in bias.seen)
+    if layer.bias is None or fits:
+        return layer
+    return replace(layer, seen=tuple(replace(s, bias=None) for s in layer.seen))
 
 
-def _has_own_gradient(layer: Layer) -> bool:
-    return any(s.dense for s in layer.seen)
+def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Plan:
+    by_name = {layer.name: layer for layer in layers}
+    riders = {layer.bias: layer.name for layer in layers if layer.bias is not None}
+    weights = [layer for layer in layers if layer.name not in riders]
+    chains = _chains(weights, by_name, costs) if costs.size > 1 else []
+    in_chain = {name for choice in chains for name in choice.layers}
+    done = {name for choice in chains for name, _ in choice.own()}
+    singles = []
+    for layer in weights:
+        if layer.name in done:
+            continue
+        if layer.name in in_chain:
+            why = f"dense is cheaper ({layer.rows} rows); it hands its delta down the chain"
+            singles.append(replace(_dense(layer, costs, why), capture="rows_and_dense"))
+        else:
+            singles.append(_single(layer, costs, most_rank))
+    choices = [*chains, *_with_owners(singles, costs)]
+    covered = {bias for choice in choices for _, bias in choice.own()}
+    for bias, weight in riders.items():  # its weight went a way on which nothing rides
+        if bias not in covered:
+            choice = _single(by_name[bias], costs, most_rank)
+            choices.append(replace(choice, why=f"the bias of {weight}, on its own", fallback=False))
+    return Plan(choices, costs.size)
+
+
+def _with_owners(singles: list[Choice], costs: Costs) -> list[Choice]:
+    """Owners take the largest first, so that the loads come out even."""
+    owned = [0.0] * costs.size
+    for i in sorted(range(len(singles)), key=lambda i: (-singles[i].num_bytes, i)):
+        if "owner=?" in singles[i].text:
+            owner = owned.index(min(owned))
+            owned[owner] += singles[i].num_bytes
+            singles[i] = replace(singles[i], text=singles[i].text.replace("owner=?", f"owner={owner}"))
+    return singles
 
 
 def _takes_rows(layer: Layer) -> bool:
-    return not layer.dense and layer.floating and isinstance(layer.method, _FACTOR_METHODS)
+    return not layer.dense and not layer.sparse and layer.floating
 
 
 _EXACT = (_methods.Dad, _methods.Exact)  # Edad is a Dad
-_FACTOR_METHODS = (_methods.Dad, _methods.Exact, _methods.RankDad, _methods.Auto)
 
 
 # Exact methods
@@ -204,11 +242,11 @@ _FACTOR_METHODS = (_methods.Dad, _methods.Exact, _methods.RankDad, _methods.Auto
 
 def _chains(layers: Sequence[Layer], by_name: dict[str, Layer], costs: Costs) -> list[Choice]:
     """Chains of edAD: runs of linked layers, cut where that is cheapest."""
-    linked = {
-        layer.name: layer.link.upper
-        for layer in layers
-        if layer.link is not None and _may_chain(layer) and _may_chain(by_name.get(layer.link.upper))
-    }
+    lower: dict[str, str] = {}  # one for each upper: ranks may have come to it from different layers
+    for layer in layers:
+        if layer.link is not None and _may_chain(layer) and _may_chain(by_name.get(layer.link.upper)):
+            lower.setdefault(layer.link.upper, layer.name)
+    linked = {name: upper for upper, name in lower.items()}
     uppers = set(linked.values())
     choices = []
     # edad was asked for by name: what counts is bytes.
@@ -225,7 +263,10 @@ def _chains(layers: Sequence[Layer], by_name: dict[str, Layer], costs: Costs) ->
 
 def _may_chain(layer: Layer | None) -> bool:
     return (
-        layer is not None and _takes_rows(layer) and isinstance(layer.method, _methods.Edad | _methods.Exact)
+        layer is not None
+        and _takes_rows(layer)
+        and not any(s.indexed_rows for s in layer.seen)
+        and isinstance(layer.method, _methods.Edad | _methods.Exact)
     )
 
 
@@ -237,7 +278,7 @@ def _cut(run: list[Layer], costs: Costs) -> list[Choice]:
         for begin in range(end):
             seconds, chosen = best[begin]
             if end - begin == 1:
-                single = _single(run[begin], {}, costs)
+                single = _exact(run[begin], costs)
                 candidates.append((seconds + single.seconds, chosen))
             else:
                 chain = _chain(run[begin:end], costs)
@@ -246,7 +287,7 @@ def _cut(run: list[Layer], costs: Costs) -> list[Choice]:
                     for layer, passes in zip(run[begin:end], chain.passes, strict=True)
                     if passes
                 )
-                if chain.num_bytes > 0:
+                if not all(chain.passes):
                     candidates.append((seconds + chain.seconds + extra, [*chosen, chain]))
         best.append(min(candidates, key=lambda candidate: candidate[0]))
     return best[-1][1]
@@ -258,7 +299,7 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
     peers = costs.size - 1
     rows = max(layer.rows for layer in run)
     wire = "fp32" if exact else run[0].method.wire
-    bits = min(_WIRE_BITS[wire], 8 * run[0].element_bytes)
+    bits = max(layer.row_bits(wire) for layer in run)
     passes = []
     num_bytes = peers * rows * run[-1].out * bits / 8
     flops = 0.0
@@ -272,7 +313,7 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
             a_bytes, product
         )
         passes.append(bool(goes_dense))
-        num_bytes += a_bytes / 32 if goes_dense else a_bytes
+        num_bytes += a_bytes / bits if goes_dense else a_bytes
         flops += 0.0 if goes_dense else product
         if i > 0:
             flops += product  # D of the layer below
@@ -280,6 +321,7 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
     text = f"factor;wire={wire};rows={rows};" + ";".join(
         layer.text(*mark, *(["pass"] if p else [])) for layer, mark, p in zip(run, marks, passes, strict=True)
     )
+    dense_bytes = sum(costs.dense_bytes(layer) for layer, p in zip(run, passes, strict=True) if not p)
     return Choice(
         kind="factor",
         layers=tuple(layer.name for layer in run),
@@ -291,25 +333,36 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
         passes=tuple(passes),
         capture="rows",
         rows=rows,
+        most_rows=_most_rows(rows, num_bytes, dense_bytes),
     )
 
 
-def _single(layer: Layer, by_name: dict[str, Layer], costs: Costs) -> Choice:
+def _most_rows(rows: int, num_bytes: float, dense_bytes: float) -> int:
+    """Up to which factors are what was planned for, and less than dense."""
+    pays = rows * dense_bytes / num_bytes if num_bytes else 0.0
+    return max(rows, int(min(_ROWS_SLACK * rows, pays)))
+
+
+def _single(layer: Layer, costs: Costs, most_rank: int) -> Choice:
     if not layer.floating:
-        return _dense(layer, costs, "its type is not floating")
+        return _dense(layer, costs, "its type is not floating", fallback=True)
+    if layer.sparse:
+        return replace(_dense(layer, costs, "its gradient is sparse", fallback=True), sparse=True)
+    if costs.size == 1:
+        return _dense(layer, costs, "there is one rank")
     if isinstance(layer.method, _EXACT):
         return _exact(layer, costs)
     if isinstance(layer.method, _methods.RankDad):
         return _low_rank(layer, layer.method, costs)
     if isinstance(layer.method, _methods.Auto):
-        return _low_rank(layer, auto_rank_dad(layer), costs)
+        return replace(_low_rank(layer, _auto_rank_dad(layer, most_rank), costs), fallback=False)
     if isinstance(layer.method, _methods.Int8):
         return _int8(layer, layer.method, costs, "asked for")
     return _dense(layer, costs, "asked for")
 
 
-def _dense(layer: Layer, costs: Costs, why: str) -> Choice:
-    num_bytes = costs.dense_bytes(layer)
+def _dense(layer: Layer, costs: Costs, why: str, fallback: bool = False) -> Choice:
+    num_bytes = 2 * (costs.size - 1) / costs.size * layer.out * layer.columns * layer.element_bytes
     return Choice(
         kind="dense",
         layers=(layer.name,),
@@ -318,41 +371,44 @@ def _dense(layer: Layer, costs: Costs, why: str) -> Choice:
         why=why,
         num_bytes=num_bytes,
         seconds=costs.seconds(num_bytes, 0.0),
-        passes=(False,),
         rows=layer.rows,
+        fallback=fallback,
     )
 
 
 def _exact(layer: Layer, costs: Costs) -> Choice:
-    if layer.dense:
-        return _dense(layer, costs, layer.reason or "its gradient came from an op without factors")
+    planned = isinstance(layer.method, _methods.Exact)
     wire = getattr(layer.method, "wire", "fp32")
-    bits = min(_WIRE_BITS[wire], 8 * layer.element_bytes)
+    if layer.dense and (layer.used or layer.columns == 1):
+        why = layer.reason or "its gradient came from an op without factors"
+        return _dense(layer, costs, why, fallback=not planned)
     values = max((s.rows for s in layer.seen), default=0) * (layer.columns + layer.out)
-    values += max((s.indexed_rows for s in layer.seen), default=0) * (layer.columns + 1)
-    num_bytes = (costs.size - 1) * values * bits / 8
+    num_bytes = values * layer.row_bits(wire) / 8
+    indexed = max((s.indexed_rows for s in layer.seen), default=0)
+    num_bytes += indexed * (4 + layer.columns * layer.row_bits(wire) / 8)
+    num_bytes *= costs.size - 1
     flops = 2.0 * layer.all_rows * layer.columns * layer.out if any(s.rows for s in layer.seen) else 0.0
-    dense = _dense(layer, costs, f"{layer.rows} rows would take {num_bytes / 1e3:.0f} kB, dense takes less")
-    if num_bytes >= dense.num_bytes:
-        return dense
+    dense_bytes = costs.dense_bytes(layer)
+    if num_bytes >= dense_bytes:
+        why = f"{layer.rows} rows would take {num_bytes / 1e3:.1f} kB, dense takes {dense_bytes / 1e3:.1f} kB"
+        return _dense(layer, costs, why, fallback=not planned)
     seconds = costs.seconds(num_bytes, flops)
-    if isinstance(layer.method, _methods.Exact) and seconds >= dense.seconds + costs.seconds(
-        0.0, flops / costs.size
-    ):
-        return replace(
-            dense, why=f"faster here: the product of all ranks' {layer.all_rows} rows takes longer"
+    if planned and seconds >= costs.seconds(dense_bytes, flops / costs.size):
+        return _dense(
+            layer, costs, f"faster here: the product of all ranks' {layer.all_rows} rows takes longer"
         )
+    why = f"{layer.rows} rows of {layer.columns}+{layer.out}" if layer.used else "not used yet"
     return Choice(
         kind="factor",
         layers=(layer.name,),
         biases=(layer.bias,),
         text=f"factor;wire={wire};rows={layer.rows};{layer.text()}",
-        why=f"{layer.rows} rows of {layer.columns}+{layer.out}",
+        why=why,
         num_bytes=num_bytes,
         seconds=seconds,
-        passes=(False,),
         capture="rows",
         rows=layer.rows,
+        most_rows=_most_rows(layer.rows, num_bytes, dense_bytes),
     )
 
 
@@ -361,16 +417,19 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
 # Tokens give gradients of higher rank than samples do.
 _AUTO_RANK = 4
 _AUTO_RANK_TOKENS = 16
+# Tried in turn until a budget is met.
+_AUTO_RANKS = (16, 8, 4, 2, 1)
 
 
-def auto_rank_dad(layer: Layer) -> _methods.RankDad:
+def _auto_rank_dad(layer: Layer, most_rank: int) -> _methods.RankDad:
     tokens = any(s.samples and s.rows + s.indexed_rows > s.samples for s in layer.seen)
-    return _methods.RankDad(rank=_AUTO_RANK_TOKENS if tokens else _AUTO_RANK, combine="owner", wire="int4")
+    rank = min(_AUTO_RANK_TOKENS if tokens else _AUTO_RANK, most_rank)
+    return _methods.RankDad(rank=rank, combine="owner", wire="int4")
 
 
 def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
-    rank = min(method.rank, layer.out, layer.columns + (layer.bias is not None))
     columns = layer.columns + (layer.bias is not None)
+    rank = min(method.rank, layer.out, columns)
     wire = "fp32" if method.combine == "power" else method.wire
     bits = _WIRE_BITS[wire] if wire != "fp32" else 8 * max(4, layer.element_bytes)
     if layer.out <= 1 or layer.columns <= 1:
@@ -399,12 +458,15 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     ]
     # The dense residual takes the gradient in either form; with many rows their product is most of the
     # work, and the framework's is as fast.
-    rows_pay = not layer.dense and (
-        feedback != "dense" or layer.rows <= _FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)
+    rows_that_pay = (
+        int(_FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)) if feedback == "dense" else _ANY_ROWS
     )
+    as_rows = (not layer.dense or not layer.used) and layer.rows <= rows_that_pay
     flops = 8.0 * rank * layer.out * columns
     why = f"rank {rank} of {layer.out}x{columns}, {combine}"
-    if layer.dense:
+    if not layer.used:
+        why += "; not used yet"
+    elif layer.dense:
         why += f"; of the formed gradient: {layer.reason or 'it came from an op without factors'}"
     return Choice(
         kind="low_rank",
@@ -414,23 +476,23 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
         why=why,
         num_bytes=num_bytes,
         seconds=costs.seconds(num_bytes, flops),
-        passes=(False,),
-        capture="rows" if rows_pay else "off",
+        capture="rows" if as_rows else "off",
         rows=layer.rows,
+        most_rows=rows_that_pay if layer.used else 0,
     )
 
 
 def _rest(layer: Layer, method: _methods.RankDad, costs: Costs, why: str) -> Choice:
     if method.rest == "none":
-        return _dense(layer, costs, f"{why}; rest=none")
-    return _int8(layer, _methods.Int8(), costs, f"{why}: rest=int8")
+        return _dense(layer, costs, f"{why}; rest=none", fallback=True)
+    return replace(_int8(layer, _methods.Int8(), costs, f"{why}: rest=int8"), fallback=True)
 
 
 def _int8(layer: Layer, method: _methods.Int8, costs: Costs, why: str) -> Choice:
     elements = layer.out * layer.columns
     buckets = -(-elements // method.bucket)
     num_bytes = 2 * (costs.size - 1) / costs.size * (elements + 4 * buckets + costs.size)
-    dense = _dense(layer, costs, f"{why}; too small to quantise")
+    dense = _dense(layer, costs, f"{why}; too small to quantise", fallback=True)
     if num_bytes >= dense.num_bytes:
         return dense
     return Choice(
@@ -441,7 +503,6 @@ def _int8(layer: Layer, method: _methods.Int8, costs: Costs, why: str) -> Choice
         why=why,
         num_bytes=num_bytes,
         seconds=costs.seconds(num_bytes, 0.0),
-        passes=(False,),
         rows=layer.rows,
     )
 
@@ -451,11 +512,3 @@ def describe(choice: Choice) -> str:
     if choice.kind == "factor":
         return "edad" if len(choice.layers) > 1 else "dad"
     return {"low_rank": "rank_dad"}.get(choice.kind, choice.kind)
-
-
-def predicted(plan: Plan) -> dict[str, Any]:
-    """Totals of a step."""
-    return {
-        "bytes": sum(choice.num_bytes for choice in plan.choices),
-        "seconds": sum(choice.seconds for choice in plan.choices),
-    }
