@@ -32,6 +32,7 @@ __all__ = [
     "ReplicaError",
     "__version__",
     "check_replicas",
+    "plan",
     "reset_stats",
     "run",
     "stats",
@@ -54,6 +55,27 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value
+
+
+def plan(
+    model: Any,
+    example_batch: Any,
+    size: int = 8,
+    link: str = "100mbit",
+    compression: Any = None,
+    loss: Any = None,
+) -> list[dict[str, Any]]:
+    """What `size` ranks would send for the model, and why: the table of optimizer.plan(), predicted from one
+    forward and backward pass in this process. The model is not changed.
+
+    example_batch: what goes into the model on one rank: a tensor, or a tuple or dict of arguments.
+    link: what a rank can send, such as 100mbit or 10gbit.
+    compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
+    loss: makes a number of the model's output. None: its `loss`, else the sum of its first tensor.
+    """
+    from dad.torch.dry_run import plan as dry_run
+
+    return dry_run(model, example_batch, size, link, compression, loss)
 
 
 def check_replicas(model: Any) -> None:

@@ -79,4 +79,5 @@ from dad.torch.ops import (
 )
 from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas
+from dad.torch.states import merge_states
 from dad.torch.sync_batch_norm import SyncBatchNorm

@@ -75,12 +75,18 @@ def broadcast_optimizer_state(
         tensors.append(torch.empty(slot.shape, dtype=slot.dtype))
         return tensors[-1]
 
-    structure = _map_tree(optimizer.state_dict(), torch.Tensor, leave_slot) if is_root else None
+    state = optimizer.state_dict() if is_root else {}
+    if "dad" in state:  # what a rank keeps for later steps is its own
+        state = {**state, "dad": {**state["dad"], "states": {}, "kept": {}}}
+    structure = _map_tree(state, torch.Tensor, leave_slot) if is_root else None
     structure = broadcast_object(structure, root_rank, name="optimizer_state")
-    state = None if is_root else _map_tree(structure, _TensorSlot, fill_slot)
+    if not is_root:
+        state = _map_tree(structure, _TensorSlot, fill_slot)
     _broadcast_all([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if not is_root:
         optimizer.load_state_dict(state)
+    elif "dad" in state:
+        optimizer._dad.doubt()  # type: ignore[attr-defined]
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 
-
 _loss_scale = 1.0
 
 
@@ -36,6 +35,16 @@ def install(before: Any, after: Any) -> None:
         return outputs
 
     torch.amp.GradScaler.scale = scale
+    update_scale = torch.amp.GradScaler.update
+
+    @functools.wraps(update_scale)
+    def update(self: Any, *args: Any, **kwargs: Any) -> None:
+        # The step is over, and the next loss may be one that is not scaled.
+        global _loss_scale
+        _loss_scale = 1.0
+        update_scale(self, *args, **kwargs)
+
+    torch.amp.GradScaler.update = update
     original = torch.amp.GradScaler._unscale_grads_
 
     @functools.wraps(original)

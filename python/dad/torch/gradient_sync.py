@@ -1,165 +1,53 @@
 """Sends gradients as backward() makes them, and waits for them.
 
-A unit is what travels as one request: a parameter or a group of them (DenseUnit), a layer or a chain of
-layers by a factor method (LayerUnit), a quantised tensor (TensorUnit). It is sent by the hook of the last
-of its parameters to get its gradient, so that the wire is busy while backward() goes on. synchronize()
-sends what no hook has sent (parameters that this rank did not use), so that all ranks send the same
-units, and waits.
+A unit (layer_units.py) is what travels as one request: a parameter or a group of them, a layer or a chain
+of layers by a factor method, a quantised tensor. It is sent by the hook of the last of its parameters to get
+its gradient, so that the wire is busy while backward() goes on. synchronize() sends what no hook has sent
+(parameters that this rank did not use), so that all ranks send the same units, and waits.
 
 Methods that work on layers need a plan, which is made of what all ranks saw in a step. Their first step
 after the warm-up is therefore held: its units are made and sent by synchronize(). So is the step after
 one in which a rank asked for a new plan.
+
+Ranks follow one plan. Two events may have left them with different ones: a checkpoint that not all have
+loaded, and a join, during which the others went on. In the step that follows they compare; if they
+differ, that step goes dense and the next one makes a plan.
 """
 
 from __future__ import annotations
 
+import collections
+import hashlib
 import itertools
+import warnings
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 
-from dad import compression as _methods
 from dad import planner
 from dad._lib import _core
 from dad.basics import Average, Sum
+from dad.compression import Exact
+from dad.log import log
 from dad.process_sets import ProcessSet
-from dad.torch import grad_scaler
+from dad.torch import capture, clipping, grad_scaler, ops, states
 from dad.torch._load import _torch
+from dad.torch.batch_weight import BatchWeight
 from dad.torch.compression import compressor
 from dad.torch.functions import allgather_object
-from dad.torch.layer_units import (
-    LayerUnit,
-    TensorUnit,
-    add_to_gradient,
-    as_matrix,
-    materialise,
-    materialise_bias,
-    observe,
-)
+from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
 from dad.torch.link import measure_costs
 from dad.torch.naming import Named
-from dad.torch.ops import allreduce_async, sparse_allreduce_async, synchronize
+from dad.torch.observe import layers_of, observe, planned_method, warm_up_steps
+from dad.torch.slots import Slot, materialise, materialise_bias
 
-_ALLREDUCE = _torch.KINDS["allreduce"]
-# Stream 0 is that of the user's own collectives.
-_streams = itertools.count(1)
-
-
-@dataclass(eq=False)
-class Slot:
-    """A parameter and how far it is in this step."""
-
-    param: torch.Tensor
-    name: str
-    compressor: Any
-    passes_left: int
-    units: list[Any] = field(default_factory=list)
-    hook: Any = None  # while it is watched
-    sparse: bool = False  # its gradient was, or its layer is
-    method: Any = None  # one that is planned for; None: the compressor does it all
-    planned: bool = False
-    capture_id: int = -1
-    segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
-    buffer: torch.Tensor | None = None  # the last result: its memory serves again
-
-    def local_gradient(self, sync: GradientSync) -> torch.Tensor:
-        """This rank's gradient; zeros where it has none but others may."""
-        param = self.param
-        if param.grad is None:
-            param.grad = torch.zeros_like(param)
-            if self.sparse and not sync.sparse_as_dense:
-                param.grad = param.grad.to_sparse(1)
-        return param.grad
-
-    def new_output(self, reuse: bool) -> torch.Tensor:
-        """Memory for the result: that of .grad or of the last result, if nobody reads it any more."""
-        grad = self.param.grad
-        if reuse and grad is not None and not grad.is_sparse and grad.is_contiguous():
-            return grad
-        if self.buffer is not None and self.buffer is not grad and _torch.is_unshared(self.buffer):
-            return self.buffer
-        self.buffer = torch.empty_like(self.param, memory_format=torch.contiguous_format)
-        return self.buffer
-
-    def take_result(self, output: torch.Tensor) -> None:
-        if self.param.grad is not output:
-            self.param.grad = output
-
-
-@dataclass(eq=False)
-class DenseUnit:
-    """Gradients that are sent as they are, or cast."""
-
-    slots: list[Slot]
-    missing: int = 0  # parameters without all their passes
-    handle: int | None = None
-    sent: list[tuple[Slot, Any]] = field(default_factory=list)  # with the context of its compressor
-    sparse_handles: list[tuple[Slot, Callable[[], torch.Tensor]]] = field(default_factory=list)
-    was_sent: bool = False
-    choice: planner.Choice | None = None
-
-    @property
-    def name(self) -> str:
-        return self.slots[0].name
-
-    def send(self, sync: GradientSync) -> None:
-        self.was_sent = True
-        tensors = []
-        for slot in self.slots:
-            if not slot.param.requires_grad:
-                continue
-            grad = sync.weigh(slot.local_gradient(sync))
-            if grad.is_sparse:
-                slot.sparse = True
-                if not sync.sparse_as_dense:
-                    handle = sparse_allreduce_async(grad, slot.name, sync.wire_op(), sync.process_set)
-                    self.sparse_handles.append((slot, handle))
-                    continue
-                grad = grad.to_dense()
-            tensor, context = slot.compressor.compress(grad)
-            tensors.append(tensor)
-            self.sent.append((slot, context))
-        if tensors:
-            before, after = sync.scales(feedback=False)
-            number = sync.process_set.process_set_id
-            name = self.sent[0][0].name
-            self.handle = _torch.submit(
-                _ALLREDUCE,
-                tensors,
-                True,
-                True,
-                name,
-                sync.wire_op(),
-                -1,
-                before,
-                after,
-                number,
-                [],
-                sync.stream,
-            )
-
-    def finish(self, sync: GradientSync) -> None:
-        if self.handle is not None:
-            handle, self.handle = self.handle, None
-            outputs, _, _ = _torch.wait(handle)
-            for (slot, context), output in zip(self.sent, outputs, strict=True):
-                self._store(slot, sync.normalise(slot.compressor.decompress(output, context)))
-        while self.sparse_handles:
-            slot, finish = self.sparse_handles.pop(0)
-            slot.param.grad = sync.normalise(finish())
-
-    @staticmethod
-    def _store(slot: Slot, output: torch.Tensor) -> None:
-        param = slot.param
-        if param.grad is None:
-            param.grad = output
-        elif param.grad.is_sparse:
-            param.grad = output.to_sparse(param.grad.sparse_dim())
-        elif param.grad is not output:
-            param.grad.copy_(output)
+# Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
+# user's own collectives.
+_streams: dict[int, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
+_capture_owners = itertools.count(1)
+_live: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 
 
 class GradientSync:
@@ -182,42 +70,48 @@ class GradientSync:
         self.predivide = predivide
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
-        self.stream = next(_streams)
-        self.units: list[Any] = []
+        self.stream = next(_streams[process_set.process_set_id])
+        self._owner = next(_capture_owners)
+        self.units: list[Unit] = []
         self.slots: dict[torch.Tensor, Slot] = {}
         self.touched = False  # a gradient came since the last synchronize()
         self.steps = 0  # that were synchronized
         self.plan: planner.Plan | None = None
         self.replan_wanted = False
-        self.warned: set[str] = set()
+        self._said: set[str] = set()
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
-        self._weight = _BatchWeight(process_set, self.stream) if weighted else None
+        self._stored: dict[str, planner.Choice] = {}  # by which the core keeps states, by unit
+        self._unsure = False  # ranks may have parted
+        self._joins = ops.joins()
+        self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
+        _live.add(self)
 
     # Which parameters
 
     def add(self, named: Named, groups: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Takes parameters. Those in a group travel together, the others alone."""
+        """Takes parameters. Those in a group travel together, the others alone or as their method says."""
         for name, param in named:
             method = planned_method(self.compression, name)
             chosen = compressor("none" if method is not None else self.compression, name)
             slot = Slot(param, name, chosen, self.passes, method=method)
             self.slots[param] = slot
             if method is not None and param.is_floating_point():
-                slot.capture_id = _torch.capture_track(param, "off")
+                slot.capture_id = capture.track(param, "off", self._owner)
         for group in groups:
-            self._add_unit(DenseUnit([self.slots[param] for param in group if param in self.slots]))
+            slots = [self.slots[param] for param in group if param in self.slots]
+            self._add_unit(DenseUnit([slot for slot in slots if slot.method is None]))
         for _, param in named:
             if not self.slots[param].units:
                 self._add_unit(DenseUnit([self.slots[param]]))
         self.watch()
         self._hold()
 
-    def _add_unit(self, unit: Any) -> None:
+    def _add_unit(self, unit: Unit) -> None:
         if unit.slots:
             self.units.append(unit)
             for slot in unit.slots:
                 slot.units.append(unit)
-            self._reset_unit(unit)
+            unit.reset(self.passes)
 
     def watch(self) -> None:
         """Hooks the parameters that can have a gradient by now: they may be frozen and thawed."""
@@ -226,119 +120,7 @@ class GradientSync:
                 slot.hook = slot.param.register_post_accumulate_grad_hook(_Hook(self, slot))
                 if not self.touched:
                     for unit in slot.units:
-                        self._reset_unit(unit)
-
-    # Plans
-
-    def _hold(self) -> None:
-        """The step that begins will be observed for what has no plan and is past its warm-up."""
-        waiting = [
-            slot
-            for slot in self.slots.values()
-            if slot.method is not None
-            and (self.replan_wanted or not slot.planned)
-            and warm_up_steps(slot.method) <= self.steps
-        ]
-        if not waiting:
-            return
-        self._held = set(waiting)
-        self.replan_wanted = False
-        for slot in waiting:
-            if slot.capture_id >= 0:
-                _torch.capture_set_mode(slot.param, "rows")
-        _torch.capture_begin_step([slot.param for slot in waiting if slot.capture_id >= 0])
-
-    def _make_plan(self) -> None:
-        """From what all ranks saw: units instead of those that were held."""
-        held = [slot for slot in self.slots.values() if slot in self._held]
-        self._held = set()
-        captured = [slot for slot in held if slot.capture_id >= 0]
-        names = {slot.capture_id: slot.name for slot in captured}
-        bias_of = {slot.param: slot.name for slot in captured}
-        mine = {slot.name: observe(slot, names, bias_of) for slot in captured}
-        wants_rates = any(isinstance(slot.method, _methods.Exact) for slot in held)
-        costs, seen = measure_costs(self.process_set, self.stream, mine, wants_rates)
-        layers = []
-        for slot in held:
-            rows, columns = as_matrix(slot.param)
-            layers.append(
-                planner.Layer(
-                    name=slot.name,
-                    out=rows,
-                    columns=columns,
-                    element_bytes=slot.param.element_size(),
-                    floating=slot.param.is_floating_point() and not slot.sparse,
-                    method=slot.method,
-                    seen=tuple(all_seen.get(slot.name, planner.Observation(used=False)) for all_seen in seen),
-                )
-            )
-        plan = planner.make_plan(layers, costs)
-        others = [choice for choice in self.plan.choices if self._is_other(choice, held)] if self.plan else []
-        plan.choices.extend(others)
-        self.plan = plan
-        self._take_plan(held)
-
-    def _is_other(self, choice: planner.Choice, held: list[Slot]) -> bool:
-        names = {slot.name for slot in held}
-        return not names.intersection(choice.layers)
-
-    def _take_plan(self, held: list[Slot]) -> None:
-        by_name = {slot.name: slot for slot in held}
-        self.units = [unit for unit in self.units if not set(unit.slots) & set(held)]
-        modes = {slot: "off" for slot in held}
-        for slot in held:
-            slot.units = []
-            slot.planned = True
-        biases: dict[str, str] = {}
-        for choice in self.plan.choices:
-            if not set(choice.layers) & set(by_name):
-                continue
-            weights = [by_name[name] for name in choice.layers]
-            riders = [by_name[name] if name is not None else None for name in choice.biases]
-            for weight, bias in zip(choice.layers, choice.biases, strict=True):
-                if bias is not None:
-                    biases[weight] = bias
-            if choice.kind in ("factor", "low_rank"):
-                for slot in (*weights, *riders):
-                    if slot is not None:
-                        modes[slot] = choice.capture if modes[slot] == "off" else modes[slot]
-                self._add_unit(LayerUnit(choice, weights, riders))
-            else:
-                if choice.capture != "off":
-                    modes[weights[0]] = choice.capture
-                unit = TensorUnit(choice, weights[0]) if choice.kind == "int8" else DenseUnit(weights)
-                unit.choice = choice
-                self._add_unit(unit)
-        for weight, bias in biases.items():  # it rides as its weight does
-            modes[by_name[bias]] = modes[by_name[weight]]
-        self._complete_observed(held, modes)
-        for slot, mode in modes.items():
-            if slot.capture_id >= 0:
-                _torch.capture_set_mode(slot.param, mode)
-
-    def _complete_observed(self, held: list[Slot], modes: dict[Slot, str]) -> None:
-        """In the step that was observed nothing was formed: what goes dense from now on is made up for."""
-        riding = {
-            bias.param
-            for unit in self.units
-            if isinstance(unit, LayerUnit)
-            for (_, bias), mode in ((pair, modes.get(pair[0])) for pair in unit.own)
-            if bias is not None and mode != "off"
-        }
-        for slot in held:
-            if not slot.segments:
-                continue
-            factors = any(
-                isinstance(unit, LayerUnit) and slot in (w for w, _ in unit.own) for unit in slot.units
-            )
-            if factors:
-                continue  # segments serve where rows are asked for, and where a formed gradient is
-            folded = _torch.capture_folded_bias(slot.param)
-            add_to_gradient(slot.param, materialise(slot.param, slot.segments))
-            if folded is not None and folded not in riding:
-                add_to_gradient(folded, materialise_bias(folded, slot.segments))
-            if not any(isinstance(unit, LayerUnit) for unit in slot.units):
-                slot.segments = []
+                        unit.reset(self.passes)
 
     # During backward()
 
@@ -351,36 +133,71 @@ class GradientSync:
         if slot.param.grad is not None and slot.param.grad.requires_grad:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         self.touched = True
+        if self._weight is not None:
+            self._weight.gradient_came()
         slot.passes_left -= 1
-        if slot.passes_left == 0:
-            for unit in slot.units:
-                unit.missing -= 1
-                if unit.missing == 0 and slot not in self._held:
-                    unit.send(self)
+        if slot.passes_left > 0:
+            return
+        waits = slot.method is not None and (slot in self._held or self._may_differ())
+        for unit in slot.units:
+            unit.missing -= 1
+            if unit.missing == 0 and not waits:
+                unit.send(self)
 
     # Of this step, for the units
 
     def wire_op(self) -> int:
         return Sum if self._weight is not None else self.op
 
-    def scales(self, feedback: bool) -> tuple[float, float]:
+    def scales(self, feedback: bool = False) -> tuple[float, float]:
         """Before and after the sum. What is kept between steps is kept without the loss scale."""
-        before = after = 1.0
-        if self.wire_op() == Average and self.predivide != 1.0:
-            before, after = 1.0 / self.predivide, self.predivide
         if feedback:
             loss_scale = grad_scaler.loss_scale()
-            before, after = before / loss_scale, after * loss_scale
-        return before, after
+            return 1.0 / loss_scale, loss_scale
+        if self.wire_op() == Average and self.predivide != 1.0:
+            return 1.0 / self.predivide, self.predivide
+        return 1.0, 1.0
 
     def weigh(self, grad: torch.Tensor) -> torch.Tensor:
-        return grad if self._weight is None else grad.mul_(self._weight.rows())
+        if self._weight is None:
+            return grad
+        samples = self._weight.samples()
+        # The mean over no samples is not a number.
+        return grad.mul_(samples) if samples else grad.zero_()
 
-    def batch_weight(self) -> float:
-        return 1.0 if self._weight is None else float(self._weight.rows())
+    def samples(self) -> float:
+        """This rank's weight where the result is normalised."""
+        return 1.0 if self._weight is None else float(self._weight.samples())
+
+    def share(self) -> float:
+        """This rank's weight where it is not: a residual must not depend on the step's samples."""
+        return 1.0 if self._weight is None else self._weight.samples() / self._weight.all_samples()
 
     def normalise(self, output: torch.Tensor) -> torch.Tensor:
-        return output if self._weight is None else self._weight.normalise(output)
+        return output if self._weight is None else output.div_(self._weight.all_samples())
+
+    def return_kept(self, slot: Slot) -> bool:
+        """Adds what an earlier plan has kept to this rank's gradient, where nothing is kept any more; whether
+        there was anything."""
+        if slot.kept is None or (slot.param.grad is not None and slot.param.grad.is_sparse):
+            return False
+        factor = grad_scaler.loss_scale()
+        if self._weight is not None:
+            if self._weight.samples() == 0:
+                return False
+            factor /= self.share()
+        elif self.op == Average:
+            factor *= self.process_set.size()
+        slot.add_to_gradient(slot.kept.to(slot.param.dtype).reshape(slot.param.shape) * factor)
+        slot.kept = None
+        return True
+
+    def say_once(self, what: str) -> bool:
+        """Whether that has not been said yet."""
+        if what in self._said:
+            return False
+        self._said.add(what)
+        return True
 
     # Waiting
 
@@ -388,10 +205,9 @@ class GradientSync:
         """Afterwards every parameter's .grad is the reduced one. Raises the first error, with nothing left
         in flight."""
         self.watch()
-        if self._held:
-            self._make_plan()
         errors: list[Exception] = []
         try:
+            self._settle_on_units()
             for work in (self._send_if_unsent, self._finish):
                 for unit in self.units:
                     try:
@@ -404,54 +220,288 @@ class GradientSync:
         if errors:
             raise errors[0]
 
-    def _send_if_unsent(self, unit: Any) -> None:
+    def _send_if_unsent(self, unit: Unit) -> None:
         if not unit.was_sent:
             unit.send(self)
 
-    def _finish(self, unit: Any) -> None:
+    def _finish(self, unit: Unit) -> None:
         unit.finish(self)
 
     def set_batch_size(self, rows: int) -> None:
         if self._weight is None:
             raise ValueError("set_batch_size() needs DistributedOptimizer(…, weighted=True)")
-        self._weight.start_step(rows)
+        self._weight.set_samples(rows)
 
-    # Between steps
+    def waits_for(self, param: torch.Tensor) -> bool:
+        """Whether factors of its gradient have come, which synchronize() will make a gradient of."""
+        slot = self.slots.get(param)
+        if slot is None or not self.touched or slot.method is None:
+            return False
+        if slot in self._held:
+            return slot.capture_id >= 0
+        return any(isinstance(unit, LayerUnit) and unit.choice.capture == "rows" for unit in slot.units)
+
+    # Plans
+
+    def has_methods(self) -> bool:
+        """Whether there is anything to plan."""
+        return any(slot.method is not None for slot in self.slots.values())
+
+    def is_planned(self) -> bool:
+        return all(slot.planned for slot in self._planned_slots())
+
+    def _planned_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots.values() if slot.method is not None]
+
+    def _hold(self) -> None:
+        """The step that begins will be observed for what has no plan and is past its warm-up."""
+        waiting = [
+            slot
+            for slot in self._planned_slots()
+            if (self.replan_wanted or not slot.planned) and warm_up_steps(slot.method) <= self.steps
+        ]
+        self._held = set(waiting)
+        captured = [slot.param for slot in waiting if slot.capture_id >= 0]
+        for param in captured:
+            _torch.capture_set_mode(param, "rows")
+        if captured:
+            _torch.capture_begin_step(captured)
+
+    def _settle_on_units(self) -> None:
+        if self._may_differ() and not self._agree():
+            self._go_dense()
+        elif self._held:
+            self._make_plan()
+
+    def _may_differ(self) -> bool:
+        return self._unsure or ops.joins() != self._joins
+
+    def doubt(self) -> None:
+        """Something may have happened on other ranks that this one does not know of."""
+        self._unsure = True
+
+    def _agree(self) -> bool:
+        """Whether all ranks are at the same place of the same plan. They are at the same step afterwards."""
+        self._unsure = False
+        self._joins = ops.joins()
+        if not self.has_methods():
+            return True
+        choices = self.plan.as_dict() if self.plan is not None else None
+        text = repr((choices, sorted(slot.name for slot in self._held)))
+        mine = (self.steps, hashlib.sha256(text.encode()).hexdigest())
+        all_ranks = allgather_object(mine, name=f"agree.{self.stream}", process_set=self.process_set)
+        self.steps = max(steps for steps, _ in all_ranks)
+        return len(set(all_ranks)) == 1
+
+    def _go_dense(self) -> None:
+        """This step is sent as it would be without a method; the next one is observed."""
+        slots = self._planned_slots()
+        for slot in slots:
+            slot.take_segments()
+        self._form(slots, riding=set())
+        self._forget_plan()
+
+    def _forget_plan(self) -> None:
+        self.plan = None
+        self.replan_wanted = False
+        self._held = set()
+        self._replace_units(self._planned_slots())
+        for slot in self._planned_slots():
+            slot.segments = []
+            slot.planned = False
+            self._add_unit(DenseUnit([slot]))
+            if slot.capture_id >= 0:
+                _torch.capture_set_mode(slot.param, "off")
+
+    def _replace_units(self, slots: Sequence[Slot]) -> None:
+        gone = set(slots)
+        self.units = [unit for unit in self.units if not gone.intersection(unit.slots)]
+        for slot in slots:
+            slot.units = []
+
+    def _make_plan(self) -> None:
+        """From what all ranks saw: units instead of those that were held."""
+        held = [slot for slot in self.slots.values() if slot in self._held]
+        self._held = set()
+        self.replan_wanted = False
+        mine = observe(held, self.sparse_as_dense)
+        wants_rates = any(isinstance(slot.method, Exact) for slot in held)
+        costs, seen = measure_costs(self.process_set, self.stream, mine, wants_rates)
+        made = planner.make_plan(layers_of(held, seen), costs)
+        names = {slot.name for slot in held}
+        others = self.plan.choices if self.plan is not None else []
+        kept = [choice for choice in others if not names.intersection(choice.layers)]
+        self.plan = planner.Plan([*made.choices, *kept], made.size)
+        riding = self._take_plan(made.choices, held)
+        self._form(held, riding)
+        self._say_what_does_not_fit(made.choices)
+
+    def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> set[Slot]:
+        """Units for these slots by their choices; the biases whose gradients ride with a weight's."""
+        by_name = {slot.name: slot for slot in slots}
+        self._replace_units(slots)
+        modes = dict.fromkeys(slots, "off")
+        riding = set()
+        for choice in choices:
+            weights = [by_name[name] for name in choice.layers]
+            biases = [by_name[name] if name is not None else None for name in choice.biases]
+            if choice.kind in ("factor", "low_rank"):
+                unit: Unit = LayerUnit(choice, weights, biases)
+                riding.update(bias for _, bias in unit.own if bias is not None)
+            else:
+                unit = (QuantisedUnit if choice.kind == "int8" else DenseUnit)(weights, choice)
+            for slot in weights:
+                slot.sparse = slot.sparse or choice.sparse
+                modes[slot] = choice.capture if modes[slot] == "off" else modes[slot]
+            self._add_unit(unit)
+        for choice in choices:  # a bias is captured as its weight is
+            for weight, bias in zip(choice.layers, choice.biases, strict=True):
+                if bias is not None:
+                    modes[by_name[bias]] = modes[by_name[weight]]
+        for slot, mode in modes.items():
+            slot.planned = True
+            if slot.capture_id >= 0:
+                _torch.capture_set_mode(slot.param, mode)
+        self._hand_over_states(choices, by_name)
+        return riding
+
+    def _form(self, slots: Sequence[Slot], riding: set[Slot]) -> None:
+        """In the step that was observed nothing was formed: what goes dense is made up for."""
+        for slot in slots:
+            if not slot.segments:
+                continue
+            bias = self.slots.get(_torch.capture_folded_bias(slot.param))
+            if bias is not None and bias not in riding:
+                bias.add_to_gradient(materialise_bias(bias.param, slot.segments))
+            chains = [unit for unit in slot.units if isinstance(unit, LayerUnit)]
+            if not any(slot is weight for unit in chains for weight, _ in unit.own):
+                slot.add_to_gradient(materialise(slot.param, slot.segments))
+                if not chains:
+                    slot.segments = []
+
+    def _say_what_does_not_fit(self, choices: Sequence[planner.Choice]) -> None:
+        for choice in choices:
+            (name, *_), slot = choice.layers, self._slot_named(choice.layers[0])
+            if choice.fallback and self.say_once(f"fit {name}") and self.process_set.rank() == 0:
+                # A model has many vectors, for which no factor method is made.
+                say = log.info if slot.param.dim() < 2 else log.warning
+                way = planner.describe(choice)
+                say('"%s" is not sent by %s but %s: %s', name, slot.method.name, way, choice.why)
+
+    def _slot_named(self, name: str) -> Slot:
+        return next(slot for slot in self.slots.values() if slot.name == name)
+
+    # What is kept between steps
+
+    def _place(self) -> states.Place:
+        average = self.wire_op() == Average
+        return states.Place(self.process_set.size(), self.process_set.rank(), average)
+
+    def _hand_over_states(self, choices: Sequence[planner.Choice], by_name: dict[str, Slot]) -> None:
+        """The states of these slots in the form that their new choices have."""
+        size = self.process_set.size()
+        new = {choice.layers[0]: choice for choice in choices if states.keeps(choice)}
+        for name, old in list(self._stored.items()):
+            goes_on = name in new and states.layout(new[name], size) == states.layout(old, size)
+            if name in by_name and not goes_on:
+                self._keep_shares(name, old)
+                del self._stored[name]
+        for name, choice in new.items():
+            slots = [by_name[n] for pair in choice.own() for n in pair if n is not None]
+            if any(slot.kept is not None for slot in slots):
+                self._keep_shares(name, choice)
+                self._take_over(name, choice, slots)
+            self._stored[name] = choice
+
+    def _keep_shares(self, name: str, choice: planner.Choice) -> None:
+        """What is in the state of a request goes to its slots."""
+        tensors = self._export(name)
+        if not tensors:
+            return
+        shapes = {slot.name: slot.param.shape for slot in self.slots.values()}
+        for tensor, share in states.shares(tensors, choice, shapes, self._place()).items():
+            slot = self._slot_named(tensor)
+            slot.kept = share if slot.kept is None else slot.kept + share
+        self._import(name, {})
+
+    def _take_over(self, name: str, choice: planner.Choice, slots: Sequence[Slot]) -> None:
+        """What the slots keep becomes the state of a request that has none."""
+        dtype = torch.float64 if slots[0].param.dtype == torch.float64 else torch.float32
+        kept = {slot.name: slot.kept for slot in slots if slot.kept is not None}
+        self._import(name, states.state(kept, choice, self._place(), dtype))
+        for slot in slots:
+            slot.kept = None
+
+    def _export(self, name: str) -> states.Tensors:
+        saved = _core.export_state(self.process_set.process_set_id, self.stream, name)
+        return {
+            key: torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
+            for key, dtype, shape, data in saved
+            if data
+        }
+
+    def _import(self, name: str, tensors: states.Tensors) -> None:
+        rows = [
+            (key, str(t.dtype).removeprefix("torch."), list(t.shape), t.contiguous().numpy().tobytes())
+            for key, t in tensors.items()
+        ]
+        _core.import_state(self.process_set.process_set_id, self.stream, name, rows)
 
     def return_last(self) -> None:
         """The step was left out (a scaler found infinities): what it would have applied is kept."""
         _core.return_last(self.process_set.process_set_id, self.stream)
 
+    def _tensors(self) -> list[tuple[Any, ...]]:
+        return [
+            (slot.name, tuple(slot.param.shape), str(slot.param.dtype), slot.method.spec())
+            for slot in self._planned_slots()
+        ]
+
     def save(self) -> dict[str, Any]:
-        """This rank's residuals and warm starts."""
-        number = self.process_set.process_set_id
-        states = {}
-        for unit in self.units:
-            saved = _core.export_state(number, self.stream, unit.name)
-            if saved:
-                states[unit.name] = {
-                    name: torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
-                    for name, dtype, shape, data in saved
-                    if data
-                }
+        """This rank's residuals and warm starts, and the plan that they follow."""
+        place = self._place()
         return {
             "steps": self.steps,
-            "size": self.process_set.size(),
-            "rank": self.process_set.rank(),
-            "states": states,
+            "size": place.size,
+            "rank": place.rank,
+            "average": place.average,
+            "tensors": self._tensors(),
+            "plan": self.plan.as_dict() if self.plan is not None else None,
+            "replan": self.replan_wanted,
+            "states": {name: state for name in self._stored if (state := self._export(name))},
+            "kept": {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None},
         }
 
     def load(self, saved: dict[str, Any]) -> None:
+        """Goes on where a run has stopped. On the same number of ranks, with the same bits. On another
+        number, and with other methods, what this rank has kept is taken over in the form that fits
+        (states.py); a rank with a number that there was not, or that was given another rank's state,
+        begins with nothing kept."""
         self.steps = saved["steps"]
-        number = self.process_set.process_set_id
-        _core.drop_states(number, self.stream)
-        for name, tensors in rescale(saved, self.process_set.size(), self.process_set.rank()).items():
-            rows = [
-                (key, str(t.dtype).removeprefix("torch."), list(t.shape), t.contiguous().numpy().tobytes())
-                for key, t in tensors.items()
-            ]
-            _core.import_state(number, self.stream, name, rows)
+        _core.drop_states(self.process_set.process_set_id, self.stream)
+        self._stored = {}
+        self._forget_plan()
+        for slot in self.slots.values():
+            slot.kept = None
+        mine = saved["rank"] == self.process_set.rank()
+        plan = planner.Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
+        tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
+        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self._tensors()
+        if goes_on:
+            self.plan = plan
+            self._take_plan(plan.choices, self._planned_slots())
+            self.replan_wanted = saved["replan"]
+        if goes_on and mine:
+            for name, tensors in saved["states"].items():
+                self._import(name, tensors)
+        if mine:
+            shares = saved["kept"] if goes_on else states.saved_shares(saved)
+            for slot in self._planned_slots():
+                slot.kept = shares.get(slot.name)
+        self._unsure = True
         self._hold()
+
+    # Between steps
 
     def set_passes(self, passes: int) -> None:
         self.passes = passes
@@ -462,7 +512,7 @@ class GradientSync:
         for slot in self.slots.values():
             slot.segments = []
         for unit in self.units:
-            self._reset_unit(unit)
+            unit.reset(self.passes)
         if self._weight is not None:
             self._weight.end_step()
         self.touched = False
@@ -471,85 +521,15 @@ class GradientSync:
             _torch.capture_begin_step(tracked)
         self._hold()
 
-    def _reset_unit(self, unit: Any) -> None:
-        if unit.handle is not None:
-            _torch.forget(unit.handle)
-        unit.handle = None
-        unit.was_sent = False
-        if isinstance(unit, DenseUnit):
-            unit.sent.clear()
-            unit.sparse_handles.clear()
-        unit.missing = 0
-        for slot in unit.slots:
-            slot.passes_left = self.passes
-            unit.missing += slot.param.requires_grad
-
     def __del__(self) -> None:
         try:
             for slot in self.slots.values():
                 if slot.capture_id >= 0:
-                    _torch.capture_untrack(slot.param)
-            if self.plan is not None and _core.is_initialized():
+                    capture.untrack(slot.param, self._owner)
+            if self._stored and _core.is_initialized():
                 _core.drop_states(self.process_set.process_set_id, self.stream)
         except Exception:  # at exit anything may be gone
             pass
-
-
-_PLANNED = (_methods.Dad, _methods.RankDad, _methods.Int8, _methods.Exact, _methods.Auto)
-# auto's dense steps: the first gradients are the least like those that follow.
-_AUTO_WARM_UP = 5
-
-
-def planned_method(compression: Any, name: str) -> Any:
-    """The method of a tensor, if it is one that is planned for."""
-    method = compression
-    if isinstance(method, _methods.PerLayer):
-        method = method.method_for(name)
-    return method if isinstance(method, _PLANNED) else None
-
-
-def warm_up_steps(method: Any) -> int:
-    steps = getattr(method, "warmup_steps", 0)
-    return max(steps, _AUTO_WARM_UP) if isinstance(method, _methods.Auto) else steps
-
-
-def rescale(saved: dict[str, Any], size: int, rank: int) -> dict[str, dict[str, torch.Tensor]]:
-    """Saved states for another number of ranks. A rank's residual counts 1/size in the mean, so it grows
-    with the size; the owner's counts once, and joins the rank's. What another rank has saved is not
-    taken twice. docs/methods.md has the rule."""
-    if size == saved["size"]:
-        return saved["states"]
-    if rank != saved["rank"]:
-        return {}
-    factor = size / saved["size"]
-    states = {}
-    for name, tensors in saved["states"].items():
-        kept: dict[str, torch.Tensor] = {}
-        for side, weight in (("rank_", factor), ("owner_", float(size))):
-            residual = tensors.get(side + "residual")
-            if residual is None:
-                continue
-            total = residual.clone()
-            if side + "pending_d" in tensors:
-                total -= _flat_product(
-                    tensors[side + "pending_d"], tensors[side + "pending_a"], residual.numel()
-                )
-            if side == "owner_" and total.numel() != kept.get("rank_residual", total).numel():
-                continue  # a piece of an int8 tensor, cut for the old size: see merge_state
-            kept["rank_residual"] = kept.get("rank_residual", 0) + weight * total
-        states[name] = kept
-    return states
-
-
-def _flat_product(d: torch.Tensor, a: torch.Tensor, elements: int) -> torch.Tensor:
-    """dᵀ a in the layout of a residual: the matrix, then the bias column."""
-    product = d.t() @ a
-    columns = elements // d.shape[1]
-    if columns == a.shape[1]:
-        with_bias = torch.cat([product[:, :-1].reshape(-1), product[:, -1]])
-        plain = product.reshape(-1)
-        return with_bias if with_bias.numel() == elements else plain
-    return product.reshape(-1)
 
 
 class _Hook:
@@ -565,55 +545,15 @@ class _Hook:
             sync.arrived(slot)
 
 
-class _BatchWeight:
-    """weighted=True: gradients of mean losses count by the samples they are means of, so that the result is
-    the mean over all samples. Each is multiplied by this rank's number of them, summed, and divided by that
-    of all. The number is the leading dimension of the first module's first argument, or what
-    set_batch_size() said."""
+def _before_clipping(params: list[torch.Tensor]) -> None:
+    for sync in list(_live):
+        if any(sync.waits_for(param) for param in params) and sync.say_once("clipping"):
+            warnings.warn(
+                "gradients were clipped that are not there yet: with factor methods .grad is filled by "
+                "optimizer.synchronize() or step(). Call optimizer.synchronize() first, then clip, then call "
+                "step() within optimizer.skip_synchronize()",
+                stacklevel=5,
+            )
 
-    def __init__(self, process_set: ProcessSet, stream: int) -> None:
-        self._process_set = process_set
-        self._name = f"batch_size.{stream}"
-        self._rows: int | None = None
-        self._handle: int | None = None
-        self._all_rows = 0
-        self._seen: int | None = None
-        me = weakref.ref(self)
 
-        def look(module: Any, args: tuple[Any, ...]) -> None:
-            weight = me()
-            if weight is not None and weight._seen is None and torch.is_grad_enabled():
-                tensor = next((a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0), None)
-                if tensor is not None:
-                    weight._seen = tensor.shape[0]
-
-        hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
-        weakref.finalize(self, hook.remove)
-
-    def start_step(self, rows: int) -> None:
-        """The sum of rows travels while forward and backward run."""
-        if rows < 0:
-            raise ValueError(f"set_batch_size({rows}): a batch has 0 rows or more")
-        if self._rows is not None:
-            raise ValueError("set_batch_size() was called twice in one step")
-        self._rows = rows
-        self._handle = allreduce_async(
-            torch.tensor([rows]), name=self._name, op=Sum, process_set=self._process_set
-        )
-
-    def rows(self) -> int:
-        if self._rows is None:
-            # A rank that ran nothing has no samples.
-            self.start_step(self._seen or 0)
-        return self._rows or 0
-
-    def normalise(self, total: torch.Tensor) -> torch.Tensor:
-        if self._handle is not None:
-            handle, self._handle = self._handle, None
-            self._all_rows = max(1, int(synchronize(handle)))
-        return total.div_(self._all_rows)
-
-    def end_step(self) -> None:
-        if self._handle is not None:
-            _torch.forget(self._handle)
-        self._rows = self._handle = self._seen = None
+clipping.install(_before_clipping)

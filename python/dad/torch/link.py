@@ -20,7 +20,7 @@ def measure_costs(
 ) -> tuple[Costs, list[Any]]:
     """The costs, and everybody's observations, in rank order: the same on every rank."""
     size = process_set.size()
-    rates = (_link_rate(process_set), _product_rate()) if wants_rates else (1e8, 1e10)
+    rates = (_link_rate(process_set), product_rate()) if wants_rates else (1e8, 1e10)
     mine = (rates, observations)
     gathered = allgather_object(mine, name=f"plan.{stream}", process_set=process_set)
     link = min(rates[0] for rates, _ in gathered)
@@ -44,7 +44,7 @@ def _link_rate(process_set: ProcessSet) -> float:
     return 2 * (size - 1) / size * _PROBE_BYTES / seconds
 
 
-def _product_rate() -> float:
+def product_rate() -> float:
     """Floating operations per second of a product like those of the exchange."""
     a, d = torch.randn(128, 1024), torch.randn(128, 512)
     best = float("inf")

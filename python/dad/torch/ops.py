@@ -503,11 +503,21 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     return output
 
 
+_joins = 0
+
+
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
+    global _joins
     _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
+    _joins += 1
     return last_rank
+
+
+def joins() -> int:
+    """How often all ranks have joined: before that, some may have gone on without others."""
+    return _joins
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:

@@ -12,16 +12,18 @@ from typing import Any
 import torch
 
 from dad import compression as _methods
-from dad.basics import Adasum, Average, rank, size
+from dad._lib import _core
+from dad.basics import Adasum, Average, Sum, rank, size
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
 from dad.torch.adasum import DeltaOptimizer
 from dad.torch.gradient_sync import GradientSync
 from dad.torch.naming import name_parameters, new_names, split_groups
+from dad.torch.observe import has_planned_method
 from dad.torch.ops import allreduce
 from dad.torch.plan import format_plan, plan_rows
 
-_PLAN_STEP = 2  # DAD_PLAN prints after this many steps
+_PLAN_STEP = 2  # DAD_PLAN prints after this many steps with a plan
 
 
 class GradientOptimizer:
@@ -81,10 +83,14 @@ class GradientOptimizer:
         arguments = () if closure is None else (closure,)
         loss = super().step(*arguments, **kwargs)  # type: ignore[misc]
         self._dad_synchronized = None
-        self._dad_steps += 1
+        self._dad_print_plan()
+        return loss
+
+    def _dad_print_plan(self) -> None:
+        """Once, when there is one and it has been measured."""
+        self._dad_steps += self._dad.is_planned()
         if self._dad_steps == _PLAN_STEP and os.environ.get("DAD_PLAN") and rank() == 0:
             print(format_plan(self.plan()), file=sys.stderr, flush=True)
-        return loss
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._dad.touched:
@@ -99,15 +105,17 @@ class GradientOptimizer:
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The optimizer's, and under "dad" what this rank keeps for lossy methods: save it on every rank."""
         state = super().state_dict(*args, **kwargs)  # type: ignore[misc]
-        if self._dad_active and self._dad.plan is not None:
+        if self._dad_active and self._dad.has_methods():
             state["dad"] = self._dad.save()
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        """Takes this rank's own state, saved by the rank of the same number. After a change of the number of
+        ranks: see merge_states()."""
         self._dad.reset()
         self._dad_synchronized = None
         super().load_state_dict(state_dict, *args, **kwargs)  # type: ignore[misc]
-        if self._dad_active and "dad" in state_dict:
+        if self._dad_active and self._dad.has_methods() and "dad" in state_dict:
             self._dad.load(state_dict["dad"])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -128,7 +136,10 @@ class GradientOptimizer:
         """One row per tensor: what is sent for it, and why."""
         if not self._dad_active:
             return []
-        return plan_rows(self._dad, _why(self._dad.compression))
+        sync = self._dad
+        choices = sync.plan.choices if sync.plan is not None else []
+        size = sync.process_set.size()
+        return plan_rows(sync.slots.values(), choices, size, _why(sync.compression), _core.stats()["tensors"])
 
     def _dad_wait(self, by: str) -> None:
         """Reduces the gradients, unless that was done and none has come since."""
@@ -166,9 +177,10 @@ def _before_unscale(optimizer: torch.optim.Optimizer) -> None:
 def _after_unscale(optimizer: torch.optim.Optimizer, found_inf: dict[Any, torch.Tensor]) -> None:
     if isinstance(optimizer, DeltaOptimizer):
         optimizer.agree_on_infinity(found_inf)
-    elif isinstance(optimizer, GradientOptimizer) and optimizer._dad_active:
-        if optimizer._dad.plan is not None and any(float(found) > 0 for found in found_inf.values()):
-            optimizer._dad.return_last()
+        return
+    skips = any(float(found) > 0 for found in found_inf.values())
+    if skips and isinstance(optimizer, GradientOptimizer) and optimizer._dad_active:
+        optimizer._dad.return_last()
 
 
 grad_scaler.install(_before_unscale, _after_unscale)
@@ -204,7 +216,8 @@ def DistributedOptimizer(
     groups: a number of groups, or lists of parameters, that are reduced together.
     sparse_as_dense: sends sparse gradients as dense ones.
     model: names parameters of groups that are added later.
-    weighted: ranks count by their rows; call optimizer.set_batch_size(rows) before each backward().
+    weighted: ranks count by their samples, the leading dimension of what goes into the model; or what
+        optimizer.set_batch_size(samples) says before each backward().
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not a torch.optim.Optimizer")
@@ -220,6 +233,11 @@ def DistributedOptimizer(
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
     compression = _methods.from_environment() if compression is None else _methods.resolve(compression)
+    if op not in (Average, Sum) and has_planned_method(compression):
+        raise ValueError(
+            f"compression={compression.spec()!r} works for op=Average and op=Sum only: other ops need "
+            "the whole gradient of every rank"
+        )
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
 

@@ -2,31 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dad import planner
-from dad._lib import _core
 from dad.torch.compression import method_name
-
-if TYPE_CHECKING:
-    from dad.torch.gradient_sync import GradientSync, Slot
+from dad.torch.slots import Slot
 
 
-def plan_rows(sync: GradientSync, why: str) -> list[dict[str, Any]]:
-    """One row per tensor. Bytes are those that one rank sends in a step; ms of tensors that travel together
-    are those of the whole, in the row of the first."""
-    measured = _core.stats()["tensors"]
-    share = 2 * (sync.process_set.size() - 1) / sync.process_set.size()
-    choices = {}
-    for choice in sync.plan.choices if sync.plan is not None else ():
+def plan_rows(
+    slots: Iterable[Slot],
+    choices: Sequence[planner.Choice],
+    size: int,
+    why: str,
+    measured: dict[str, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """One row per tensor. Bytes are those that one rank sends in a step; bytes and ms of tensors that travel
+    together are those of the whole, in the row of the first.
+
+    why: of tensors that are not planned for. measured: what stats() has per tensor."""
+    share = 2 * (size - 1) / size
+    places = {}
+    for choice in choices:
         for i, (name, bias) in enumerate(zip(choice.layers, choice.biases, strict=True)):
             if not choice.passes[i]:
-                choices[name] = (choice, i)
+                places[name] = (choice, i)
                 if bias is not None:
-                    choices[bias] = (choice, -1)
+                    places[bias] = (choice, -1)
     rows = []
-    for slot in sync.slots.values():
-        choice, place = choices.get(slot.name, (None, 0))
+    for slot in slots:
+        choice, place = places.get(slot.name, (None, 0))
         if choice is None or not slot.planned:
             rows.append(_unplanned_row(slot, share, why, measured.get(slot.name)))
         else:
@@ -65,12 +70,12 @@ def _unplanned_row(slot: Slot, share: float, why: str, measured: Any) -> dict[st
 def _planned_row(
     slot: Slot, share: float, choice: planner.Choice, place: int, measured: Any
 ) -> dict[str, Any]:
-    first = choice.layers[0]
+    first = next(name for name, _ in choice.own())
     method, why = planner.describe(choice), choice.why
     if place == -1:
         weight = next(n for n, b in zip(choice.layers, choice.biases, strict=True) if b == slot.name)
         why = f"rides with {weight}"
-    elif place > 0:
+    elif slot.name != first:
         why = f"in the chain that begins with {first}"
     sent = choice.num_bytes
     if measured and measured["steps"]:

@@ -1,0 +1,81 @@
+"""weighted=True: a rank counts by the samples that its loss is the mean of."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Container
+from typing import Any
+
+import torch
+
+from dad.basics import Sum
+from dad.process_sets import ProcessSet
+from dad.torch._load import _torch
+from dad.torch.ops import allreduce_async, synchronize
+
+
+class BatchWeight:
+    """A rank's samples over those of all, one number per step: with it the result is the mean over all
+    samples. The samples are the leading dimension of the first tensor that goes into a module with one of
+    the optimizer's parameters, in each backward pass of a step; or what set_batch_size() said."""
+
+    def __init__(self, process_set: ProcessSet, stream: int, params: Container[torch.Tensor]) -> None:
+        self._process_set = process_set
+        self._name = f"batch_size.{stream}"
+        self._params = params
+        self._samples: int | None = None  # as told to the other ranks
+        self._handle: int | None = None
+        self._all_samples = 0
+        self._seen = 0
+        self._looks = True  # the batch that comes next has not been counted
+        me = weakref.ref(self)
+
+        def look(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+            weight = me()
+            if weight is not None and weight._looks and torch.is_grad_enabled():
+                weight._look(module, args)
+
+        hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
+        weakref.finalize(self, hook.remove)
+
+    def _look(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
+        tensor = next((a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0), None)
+        if tensor is not None and any(param in self._params for param in module.parameters()):
+            self._seen += tensor.shape[0]
+            self._looks = False
+
+    def gradient_came(self) -> None:
+        """Another forward pass in this step brings another batch."""
+        self._looks = True
+
+    def set_samples(self, samples: int) -> None:
+        if samples < 0:
+            raise ValueError(f"set_batch_size({samples}): a batch has 0 rows or more")
+        if self._samples is not None:
+            raise ValueError("set_batch_size() was called twice in one step")
+        self._samples = samples
+        # Travels while forward and backward run.
+        self._handle = allreduce_async(
+            torch.tensor([samples]), name=self._name, op=Sum, process_set=self._process_set
+        )
+
+    def samples(self) -> int:
+        """Of this rank; one that ran nothing has none."""
+        if self._samples is None:
+            self.set_samples(self._seen)
+        return self._samples or 0
+
+    def all_samples(self) -> int:
+        """Waits for the other ranks the first time."""
+        self.samples()
+        if self._handle is not None:
+            handle, self._handle = self._handle, None
+            self._all_samples = max(1, int(synchronize(handle)))
+        return self._all_samples
+
+    def end_step(self) -> None:
+        if self._handle is not None:
+            _torch.forget(self._handle)
+        self._samples = self._handle = None
+        self._seen = 0
+        self._looks = True

@@ -1,0 +1,106 @@
+"""dad.plan(): what would be sent for a model, without any other rank."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from dad import compression as _methods
+from dad import planner
+from dad.torch import capture
+from dad.torch.compression import compressor
+from dad.torch.link import product_rate
+from dad.torch.observe import layers_of, observe, planned_method
+from dad.torch.plan import plan_rows
+from dad.torch.slots import Slot
+
+# No optimizer has these numbers.
+_owners = itertools.count(-1, -1)
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
+
+
+def plan(
+    model: torch.nn.Module,
+    example_batch: Any,
+    size: int = 8,
+    link: str = "100mbit",
+    compression: Any = None,
+    loss: Callable[[Any], torch.Tensor] | None = None,
+) -> list[dict[str, Any]]:
+    """See dad.plan()."""
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
+    rate = _bytes_per_second(link)
+    compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
+    # The user's model keeps its gradients, buffers and random numbers.
+    model = copy.deepcopy(model)
+    slots = []
+    for name, param in model.named_parameters():
+        method = planned_method(compression, name)
+        chosen = compressor("none" if method is not None else compression, name)
+        slots.append(Slot(param, name, chosen, 1, method=method))
+    planned = [slot for slot in slots if slot.method is not None]
+    with torch.random.fork_rng():
+        seen = _seen(model, example_batch, loss or _sum, planned)
+    costs = planner.Costs(size=size, bytes_per_second=rate, flops_per_second=product_rate())
+    choices = planner.make_plan(layers_of(planned, [seen] * size), costs).choices
+    for slot in planned:
+        slot.planned = True
+    return plan_rows(slots, choices, size, "asked for", measured={})
+
+
+def _seen(
+    model: torch.nn.Module, batch: Any, loss: Callable[[Any], torch.Tensor], slots: Sequence[Slot]
+) -> dict[str, planner.Observation]:
+    """What one rank sees of a forward and backward pass."""
+    owner = next(_owners)
+    for slot in slots:
+        slot.param.grad = None
+        if slot.param.is_floating_point():
+            slot.capture_id = capture.track(slot.param, "rows", owner)
+    try:
+        with torch.enable_grad():
+            if isinstance(batch, Mapping):
+                output = model(**batch)
+            elif isinstance(batch, tuple | list):
+                output = model(*batch)
+            else:
+                output = model(batch)
+            loss(output).backward()
+        return observe(slots)
+    finally:
+        for slot in slots:
+            if slot.capture_id >= 0:
+                capture.untrack(slot.param, owner)
+
+
+def _sum(output: Any) -> torch.Tensor:
+    """A loss for an output of unknown meaning: its `loss`, or the sum of the first tensor in it."""
+    given = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if isinstance(given, torch.Tensor):
+        return given
+    if isinstance(output, torch.Tensor):
+        return output.sum()
+    items = output.values() if isinstance(output, Mapping) else output
+    if isinstance(items, Sequence) or isinstance(output, Mapping):
+        for item in items:
+            if isinstance(item, torch.Tensor) and item.requires_grad:
+                return item.sum()
+    raise ValueError(f"the model returned a {type(output).__name__}: give a loss= that makes a number of it")
+
+
+def _bytes_per_second(link: str) -> float:
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)bit(?:/s|ps)?\s*", str(link).lower())
+    try:
+        rate = float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
+    except ValueError:
+        rate = 0.0
+    if rate <= 0:
+        raise ValueError(f"link={link!r} is not possible; a rate such as 100mbit or 10gbit")
+    return rate

@@ -1,0 +1,107 @@
+"""What a rank saw of its parameters in a step, for the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from dad import compression as _methods
+from dad.planner import Layer, Link, Observation
+from dad.torch._load import _torch
+from dad.torch.slots import Slot, as_matrix
+
+_PLANNED = (_methods.Dad, _methods.RankDad, _methods.Int8, _methods.Exact, _methods.Auto)
+# auto's dense steps: the first gradients are the least like those that follow.
+_AUTO_WARM_UP = 5
+
+
+def planned_method(compression: Any, name: str) -> Any:
+    """The method of a tensor, if it is one that is planned for."""
+    method = compression
+    if isinstance(method, _methods.PerLayer):
+        method = method.method_for(name)
+    return method if isinstance(method, _PLANNED) else None
+
+
+def has_planned_method(compression: Any) -> bool:
+    methods = compression.methods.values() if isinstance(compression, _methods.PerLayer) else [compression]
+    return any(isinstance(method, _PLANNED) for method in methods)
+
+
+def warm_up_steps(method: Any) -> int:
+    steps = getattr(method, "warmup_steps", 0)
+    return max(steps, _AUTO_WARM_UP) if isinstance(method, _methods.Auto) else steps
+
+
+def observe(slots: Sequence[Slot], sparse_as_dense: bool = False) -> dict[str, Observation]:
+    """Of all slots in this step; their segments stay with them."""
+    captured = [slot for slot in slots if slot.capture_id >= 0]
+    names = {slot.capture_id: slot.name for slot in captured}
+    name_of = {slot.param: slot.name for slot in captured}
+    return {slot.name: _observe(slot, names, name_of, sparse_as_dense) for slot in slots}
+
+
+def _observe(
+    slot: Slot, names: dict[int, str], name_of: dict[torch.Tensor, str], sparse_as_dense: bool
+) -> Observation:
+    grad = slot.param.grad
+    sparse = not sparse_as_dense and (slot.sparse or (grad is not None and grad.is_sparse))
+    if slot.capture_id < 0:
+        return Observation(dense=True, sparse=sparse, used=grad is not None)
+    slot.take_segments()
+    rows = [s for s in slot.segments if s.kind == "rows"]
+    folded = _torch.capture_folded_bias(slot.param)
+    bias = name_of.get(folded) if folded is not None and any(s.has_bias for s in rows) else None
+    has_gradient = sparse or slot.formed_gradient() is not None
+    # A layer that is not used in every step may be unused in this one.
+    before, now = (slot.rows_seen, slot.indexed_seen), slot.num_rows()
+    if slot.segments:
+        slot.rows_seen = slot.indexed_seen = 0
+    return Observation(
+        rows=max(before[0], now[0]),
+        indexed_rows=max(before[1], now[1]),
+        samples=sum(s.samples for s in slot.segments),
+        row_bytes=max((_values(s).element_size() for s in slot.segments), default=0),
+        dense=has_gradient or slot.dense_seen or any(bias is not None and not s.has_bias for s in rows),
+        sparse=sparse,
+        used=any(now) or any(before) or has_gradient,
+        bias=bias,
+        link=None if slot.unlinked else _common_link(slot.segments, names),
+        reason=_torch.capture_reason(slot.param) if not slot.segments or has_gradient else "",
+    )
+
+
+def _values(segment: Any) -> torch.Tensor:
+    return segment.x if segment.kind == "indexed" else segment.a
+
+
+def _common_link(segments: Sequence[Any], names: dict[int, str]) -> Link | None:
+    """The link that all segments have, in order."""
+    links = {
+        Link(names.get(s.link.upper_id, ""), s.link.activation, s.link.slope) if s.link is not None else None
+        for s in segments
+    }
+    in_order = all(s.link is not None and s.link.upper_index == i for i, s in enumerate(segments))
+    link = links.pop() if len(links) == 1 else None
+    return link if link is not None and in_order and link.upper else None
+
+
+def layers_of(slots: Sequence[Slot], seen: Sequence[dict[str, Observation]]) -> list[Layer]:
+    """The slots as the planner has them, with what every rank saw."""
+    layers = []
+    for slot in slots:
+        rows, columns = as_matrix(slot.param.shape)
+        layers.append(
+            Layer(
+                name=slot.name,
+                out=rows,
+                columns=columns,
+                element_bytes=slot.param.element_size(),
+                floating=slot.param.is_floating_point(),
+                method=slot.method,
+                seen=tuple(one.get(slot.name, Observation(used=False)) for one in seen),
+            )
+        )
+    return layers

@@ -1,0 +1,118 @@
+"""A parameter of an optimizer, and what came for it in a step: a gradient, or segments of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from dad.torch._load import _torch
+
+
+@dataclass(eq=False)
+class Slot:
+    """A parameter and how far it is in this step."""
+
+    param: torch.Tensor
+    name: str
+    compressor: Any
+    passes_left: int
+    units: list[Any] = field(default_factory=list)
+    hook: Any = None  # while it is watched
+    sparse: bool = False  # its gradient was, or its layer is
+    method: Any = None  # one that is planned for; None: the compressor does it all
+    planned: bool = False
+    capture_id: int = -1
+    segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
+    buffer: torch.Tensor | None = None  # the last result: its memory serves again
+    kept: torch.Tensor | None = None  # this rank's share in what an earlier plan has not applied (states.py)
+    # What a plan did not foresee, for the next one.
+    rows_seen: int = 0
+    indexed_seen: int = 0
+    dense_seen: bool = False
+    unlinked: bool = False
+
+    def num_rows(self) -> tuple[int, int]:
+        """Of the segments: rows, and indexed rows."""
+        rows = sum(num_rows(s) for s in self.segments if s.kind == "rows")
+        return rows, sum(num_rows(s) for s in self.segments if s.kind == "indexed")
+
+    def take_segments(self) -> None:
+        if self.capture_id >= 0:
+            self.segments.extend(_torch.capture_take(self.param))
+
+    def local_gradient(self, sparse: bool) -> torch.Tensor:
+        """This rank's gradient; zeros where it has none but others may."""
+        param = self.param
+        if param.grad is None:
+            param.grad = torch.zeros_like(param)
+            if self.sparse and sparse:
+                param.grad = param.grad.to_sparse(1)
+        return param.grad
+
+    def formed_gradient(self) -> torch.Tensor | None:
+        """What autograd put into .grad; zeros are what zero_grad(set_to_none=False) leaves."""
+        grad = self.param.grad
+        if grad is not None and grad.is_sparse:
+            grad = self.param.grad = grad.to_dense()
+        return grad if grad is not None and bool(grad.any()) else None
+
+    def add_to_gradient(self, part: torch.Tensor | None) -> None:
+        if part is not None:
+            grad = self.param.grad
+            self.param.grad = part if grad is None else grad.add_(part)
+
+    def new_output(self, reuse: bool) -> torch.Tensor:
+        """Memory for the result: that of .grad or of the last result, if nobody reads it any more."""
+        grad = self.param.grad
+        if reuse and grad is not None and not grad.is_sparse and grad.is_contiguous():
+            return grad
+        if self.buffer is not None and self.buffer is not grad and _torch.is_unshared(self.buffer):
+            return self.buffer
+        self.buffer = torch.empty_like(self.param, memory_format=torch.contiguous_format)
+        return self.buffer
+
+    def take_result(self, output: torch.Tensor) -> None:
+        if self.param.requires_grad and self.param.grad is not output:
+            self.param.grad = output
+
+
+def num_rows(segment: Any) -> int:
+    return segment.index.shape[0] if segment.kind == "indexed" else segment.a.shape[0]
+
+
+def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
+    """(rows, columns) of a parameter; a bias is one column."""
+    if len(shape) == 0:
+        return 1, 1
+    columns = 1
+    for extent in shape[1:]:
+        columns *= extent
+    return shape[0], columns
+
+
+def materialise(param: torch.Tensor, segments: Sequence[Any]) -> torch.Tensor | None:
+    """The sum of segments, as a gradient; None if there are none."""
+    if not segments:
+        return None
+    total = torch.zeros_like(param, memory_format=torch.contiguous_format)
+    matrix = total.view(as_matrix(param.shape))
+    for segment in segments:
+        if segment.kind == "indexed":
+            matrix.index_add_(0, segment.index, segment.x.to(matrix.dtype))
+        else:
+            begin, end = segment.out_begin, segment.out_begin + segment.d.shape[1]
+            matrix[begin:end] += segment.d.to(matrix.dtype).t() @ segment.a.to(matrix.dtype)
+    return total
+
+
+def materialise_bias(bias: torch.Tensor, segments: Sequence[Any]) -> torch.Tensor | None:
+    total = None
+    for segment in segments:
+        if segment.kind == "rows" and segment.has_bias:
+            total = torch.zeros_like(bias) if total is None else total
+            begin, end = segment.out_begin, segment.out_begin + segment.d.shape[1]
+            total[begin:end] += segment.d.to(total.dtype).sum(0)
+    return total

@@ -1,0 +1,182 @@
+"""What a rank keeps of gradients between steps, as a checkpoint has it.
+
+The core keeps a residual per request: one that this rank has not sent yet (E_w), and one that it has not
+given back yet as an owner (E_o). Their form follows the plan and the number of ranks. To carry them over to
+another plan or to another number of ranks they are brought into one form that depends on neither: for each
+tensor the share v_w of this rank in what is still to be applied, so that
+
+    sum of all gradients = sum of what was applied + sum over ranks of v_w
+
+    average:              v_w = E_w / size + E_o
+    sum, low rank:        v_w = E_w + size * E_o        its owner's residual is that of the mean
+    sum, int8:            v_w = E_w + E_o
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dad.planner import Choice, Plan
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a state is, or was: of how many ranks, on which, and whether they average."""
+
+    size: int
+    rank: int
+    average: bool
+
+
+def keeps(choice: Choice) -> bool:
+    """Whether something is kept between steps."""
+    return choice.kind in ("low_rank", "int8") and choice.option("feedback") not in ("none", "0")
+
+
+def layout(choice: Choice, size: int) -> tuple[Any, ...]:
+    """Choices with the same layout can go on with each other's state."""
+    options = ("layer", "combine", "feedback", "bucket")
+    return (choice.kind, choice.biases, size, *(choice.option(option) for option in options))
+
+
+def shares(tensors: Tensors, choice: Choice, shapes: dict[str, torch.Size], place: Place) -> Tensors:
+    """v_w of the tensors of a request, from its state."""
+    (weight, bias), *_ = choice.own()
+    shape = shapes[weight]
+    if choice.kind == "int8":
+        return {weight: _int8_share(tensors, choice, shape, place)}
+    rows = shape[0]
+    columns = math.prod(shape[1:]) + (bias is not None)
+    mine = _low_rank_residual(tensors, "rank_", rows, columns, bias is not None)
+    owned = _low_rank_residual(tensors, "owner_", rows, columns, bias is not None)
+    total = mine / place.size + owned if place.average else mine + place.size * owned
+    if bias is None:
+        return {weight: total.reshape(shape)}
+    return {weight: total[:, :-1].reshape(shape), bias: total[:, -1].reshape(shapes[bias])}
+
+
+def state(kept: Tensors, choice: Choice, place: Place, dtype: torch.dtype) -> Tensors:
+    """The state of a request that has still to apply these shares."""
+    (weight, bias), *_ = choice.own()
+    parts = [kept.get(weight), kept.get(bias) if bias is not None else None]
+    if all(part is None for part in parts):
+        return {}
+    factor = place.size if place.average else 1
+    if choice.kind == "int8":
+        return {"rank_residual": (factor * parts[0]).to(dtype).reshape(-1)}
+    rows, _, columns = choice.option("layer").partition(":")[0].partition("x")
+    matrix = torch.zeros(int(rows), int(columns), dtype=dtype) if parts[0] is None else parts[0].to(dtype)
+    matrix = factor * matrix.reshape(int(rows), int(columns))
+    column = torch.zeros(int(rows), dtype=dtype) if parts[1] is None else factor * parts[1].to(dtype)
+    if choice.option("feedback") == "rows":
+        with_bias = matrix if bias is None else torch.cat([matrix, column.reshape(-1, 1)], 1)
+        return _as_rows(with_bias)
+    flat = matrix.reshape(-1)
+    return {"rank_residual": flat if bias is None else torch.cat([flat, column.reshape(-1)])}
+
+
+def _int8_share(tensors: Tensors, choice: Choice, shape: torch.Size, place: Place) -> torch.Tensor:
+    total = torch.zeros(math.prod(shape), dtype=_dtype(tensors))
+    if "rank_residual" in tensors:
+        total += tensors["rank_residual"] / (place.size if place.average else 1)
+    if "owner_residual" in tensors:
+        begin, end = int8_piece(total.numel(), int(choice.option("bucket")), place.size, place.rank)
+        total[begin:end] += tensors["owner_residual"]
+    return total.reshape(shape)
+
+
+def int8_piece(count: int, bucket: int, size: int, rank: int) -> tuple[int, int]:
+    """The elements that a rank owns: whole buckets, as dad_core/exchange/int8.cc cuts them."""
+    buckets = -(-count // bucket)
+    begin, end = (min(count, buckets * p // size * bucket) for p in (rank, rank + 1))
+    return begin, end
+
+
+def _low_rank_residual(tensors: Tensors, side: str, rows: int, columns: int, bias: bool) -> torch.Tensor:
+    """E as a matrix, the bias its last column."""
+    total = torch.zeros(rows, columns, dtype=_dtype(tensors))
+    if side + "residual" in tensors:
+        flat = tensors[side + "residual"]
+        total[:, : columns - bias] += flat[: rows * (columns - bias)].reshape(rows, columns - bias)
+        if bias:
+            total[:, -1] += flat[rows * (columns - 1) :]
+    if side + "pending_d" in tensors:  # was sent, and is subtracted with the next step's gradient
+        total -= tensors[side + "pending_d"].t() @ tensors[side + "pending_a"]
+    if side + "rows_d" in tensors:
+        total += tensors[side + "rows_d"].t() @ tensors[side + "rows_a"]
+    return total
+
+
+def _as_rows(matrix: torch.Tensor) -> Tensors:
+    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    count = int((s > 0).sum())
+    if count == 0:
+        return {}
+    return {
+        "rank_rows_d": (u[:, :count] * s[:count]).t().contiguous(),
+        "rank_rows_a": v[:count].contiguous(),
+    }
+
+
+def _dtype(tensors: Tensors) -> torch.dtype:
+    return next((tensor.dtype for tensor in tensors.values()), torch.float32)
+
+
+# Checkpoints
+
+
+def saved_shares(saved: dict[str, Any]) -> Tensors:
+    """v_w of all tensors of a saved state."""
+    place = Place(saved["size"], saved["rank"], saved["average"])
+    total = dict(saved["kept"])
+    plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else Plan()
+    shapes = {name: torch.Size(shape) for name, shape, *_ in saved["tensors"]}
+    for choice in plan.choices:
+        tensors = saved["states"].get(choice.layers[0])
+        if tensors and keeps(choice):
+            add_shares(total, shares(tensors, choice, shapes, place))
+    return total
+
+
+def add_shares(total: Tensors, more: Tensors) -> None:
+    for name, share in more.items():
+        total[name] = total[name] + share if name in total else share
+
+
+def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, Any]]:
+    """The optimizer states of all ranks (state_dict() of each), for another number of ranks: one for each new
+    rank, to be given to its load_state_dict(). Nothing that a rank had kept for later steps is lost.
+
+    Without it a rank takes over what the rank of the same number has saved, and what ranks that are gone
+    have kept is lost: fine when ranks are added.
+    """
+    if new_size < 1:
+        raise ValueError(f"new_size={new_size} is not possible; 1 or more")
+    if not states:
+        raise ValueError("states is empty: it has the state_dict() of every rank")
+    if all("dad" not in state for state in states):
+        return [dict(states[0]) for _ in range(new_size)]
+    size = len(states)
+    by_rank = {state["dad"]["rank"]: state for state in states if "dad" in state}
+    wrong_size = [state["dad"]["size"] for state in by_rank.values() if state["dad"]["size"] != size]
+    if sorted(by_rank) != list(range(size)) or wrong_size:
+        raise ValueError(
+            f"states are those of ranks {sorted(by_rank)} of {(wrong_size or [size])[0]}; "
+            f"all of them are needed, each once"
+        )
+    if new_size == size:
+        return [by_rank[rank] for rank in range(size)]
+    merged = []
+    for rank in range(new_size):
+        kept: Tensors = {}
+        for old in range(rank, size, new_size):
+            add_shares(kept, saved_shares(by_rank[old]["dad"]))
+        new = {**by_rank[0]["dad"], "size": new_size, "rank": rank, "plan": None, "states": {}, "kept": kept}
+        merged.append({**by_rank[0], "dad": new})
+    return merged
