@@ -243,8 +243,12 @@ TEST(EngineTest, ProcessSetsWorkSideBySide) {
       }
       tickets.push_back(job[rank].Submit(c.AllReduce("x")));
       for (auto& ticket : tickets) ASSERT_TRUE(ticket->Wait(seconds(20)).ok());
-      if (rank <= 1) EXPECT_EQ(a.data[0], 2.0f);
-      if (rank >= 1) EXPECT_EQ(b.data[0], 3.0f);
+      if (rank <= 1) {
+        EXPECT_EQ(a.data[0], 2.0f);
+      }
+      if (rank >= 1) {
+        EXPECT_EQ(b.data[0], 3.0f);
+      }
       EXPECT_EQ(c.data[0], 4.0f);
     }
   });
