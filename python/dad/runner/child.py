@@ -15,9 +15,11 @@ On other hosts this file's text is run with `python -c`, so it needs nothing but
 
 import contextlib
 import ctypes
+import errno
 import json
 import os
 import select
+import shutil
 import signal
 import sys
 import time
@@ -57,6 +59,8 @@ class Child:
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             return pid
+        command = spec["command"]
+        environment = spec.get("env") or dict(os.environ)
         try:
             os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -66,12 +70,14 @@ class Child:
                 signal.signal(number, signal.SIG_DFL)
             signal.set_wakeup_fd(-1)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            environment = spec.get("env") or dict(os.environ)
-            command = spec["command"]
             self.change_directory(spec.get("cwd"), environment)
             os.execvpe(command[0], command, environment)
         except OSError as error:
-            os.write(2, f"dadrun: cannot start {command[0]}: {error.strerror}\n".encode())
+            reason = error.strerror
+            # A directory on PATH that may not be read is no answer to the question.
+            if "/" not in command[0] and shutil.which(command[0], path=environment.get("PATH")) is None:
+                reason = os.strerror(errno.ENOENT)
+            os.write(2, f"dadrun: cannot start {command[0]}: {reason}\n".encode())
         finally:
             os._exit(127)
 
