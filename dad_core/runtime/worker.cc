@@ -345,11 +345,14 @@ void Worker::Abort(int culprit, const std::string& why) {
 // closes its connections looks dead itself.
 void Worker::DoAbort() {
   aborted_ = true;
-  const std::string who = culprit_ < 0 ? ""
-                                       : (culprit_ == transport_->rank()
-                                              ? "this rank (" + std::to_string(culprit_) + ")"
-                                              : "rank " + std::to_string(culprit_)) +
-                                             ": ";
+  const std::string rank = "rank " + std::to_string(culprit_);
+  std::string who;
+  if (culprit_ == transport_->rank()) {
+    who = "this rank (" + std::to_string(culprit_) + "): ";
+  } else if (culprit_ >= 0 && !abort_reason_.starts_with(rank + ' ') &&
+             !abort_reason_.starts_with(rank + ':')) {  // a transport names the rank itself
+    who = rank + ": ";
+  }
   const Status status = Status::Aborted(who + abort_reason_);
   {
     std::lock_guard lock(shared_mutex_);
