@@ -80,6 +80,7 @@ class Int8Exchange final : public Exchange {
     step_ = input;
     any_not_finite_ = false;
     DAD_RETURN_IF_ERROR(FindState());
+    state_->applied.clear();
     if (input.mine == nullptr || state_->submit_id == input.submit_id) return Status::Ok();
     state_->submit_id = input.submit_id;
     Quantise();

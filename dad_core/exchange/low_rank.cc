@@ -107,13 +107,18 @@ class LowRankExchange final : public Exchange {
     // Asked for in every step: a checkpoint may have put another in its place.
     DAD_RETURN_IF_ERROR(FindState());
     state_->last_by_owner = settings_.combine == Combine::kOwner;
+    const bool again = input.mine != nullptr && state_->submit_id == input.submit_id;
+    if (!again) {
+      state_->rank.ForgetSent();
+      state_->owner.ForgetSent();
+    }
     if (input.mine == nullptr) return Status::Ok();
     if (input.mine->layers.size() != 1) {
       return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
                                      std::to_string(input.mine->layers.size()));
     }
     terms_ = CollectTerms();
-    if (state_->submit_id == input.submit_id) return Status::Ok();  // begun once, then cancelled
+    if (again) return Status::Ok();  // begun once, then cancelled
     state_->submit_id = input.submit_id;
     state_->finite = Finite();
     if (!state_->finite) {
@@ -245,6 +250,12 @@ class LowRankExchange final : public Exchange {
     state_ = std::move(found).value();
     if (state_->rank.m() == m() && state_->rank.columns() == columns()) return Status::Ok();
     return Status::InvalidArgument("\"" + spec_.name + "\": its shape has changed");
+  }
+
+  int NumActive() const {
+    int count = 0;
+    for (int r = 0; r < group_.size; ++r) count += group_.Joined(r) ? 0 : 1;
+    return count;
   }
 
   // ---- this rank's gradient
@@ -465,7 +476,11 @@ class LowRankExchange final : public Exchange {
         state_->rank.Undo(env_.cpu_level, terms_);
         state_->rank.Subtract({}, ViewOf<const T>(result_.vt.data(), r, columns()));
       } else {
-        state_->rank.Subtract(result_, ViewOf<const T>(result_.vt.data(), r, columns()));
+        // The mean counts all ranks; those that have joined subtract nothing.
+        SentFactors<T> mine = result_;
+        const T share = static_cast<T>(group_.size) / static_cast<T>(NumActive());
+        for (T& value : mine.vt) value *= share;
+        state_->rank.Subtract(std::move(mine), ViewOf<const T>(result_.vt.data(), r, columns()));
       }
     }
     return Status::Ok();

@@ -64,6 +64,8 @@ class LowRankSide {
   void Undo(CpuLevel level, const Terms<T>& terms);
   // What was sent last returns to the residual.
   void ReturnSent(CpuLevel level);
+  // A step begins: what was sent before it has been applied.
+  void ForgetSent() { last_.k = 0; }
 
   bool empty() const { return residual_.size() == 0; }
   // E as a term of another side, and the end of it here.

@@ -99,6 +99,10 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }
   if (a.method != b.method) return differs("method", a.method, b.method);
+  // Whose state a method goes on with.
+  if (a.method != "none" && a.stream != b.stream) {
+    return differs("stream", std::to_string(a.stream), std::to_string(b.stream));
+  }
   if (a.prescale != b.prescale) {
     return differs("prescale factor", std::to_string(a.prescale), std::to_string(b.prescale));
   }
