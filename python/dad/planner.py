@@ -97,7 +97,10 @@ class Layer:
 
     @property
     def reason(self) -> str:
-        return next((s.reason for s in self.seen if s.reason), "")
+        """Why it is dense."""
+        part = "a part of its" if any(s.rows or s.indexed_rows for s in self.seen) else "its"
+        otherwise = f"{part} gradient came from an op without factors"
+        return next((s.reason for s in self.seen if s.reason), otherwise)
 
     @property
     def elements(self) -> int:
@@ -380,8 +383,7 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
     planned = isinstance(layer.method, _methods.Exact)
     wire = getattr(layer.method, "wire", "fp32")
     if layer.dense and (layer.used or layer.columns == 1):
-        why = layer.reason or "its gradient came from an op without factors"
-        return _dense(layer, costs, why, fallback=not planned)
+        return _dense(layer, costs, layer.reason, fallback=not planned)
     values = max((s.rows for s in layer.seen), default=0) * (layer.columns + layer.out)
     num_bytes = values * layer.row_bits(wire) / 8
     indexed = max((s.indexed_rows for s in layer.seen), default=0)
@@ -467,7 +469,7 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     if not layer.used:
         why += "; not used yet"
     elif layer.dense:
-        why += f"; of the formed gradient: {layer.reason or 'it came from an op without factors'}"
+        why += f"; of the formed gradient: {layer.reason}"
     return Choice(
         kind="low_rank",
         layers=(layer.name,),

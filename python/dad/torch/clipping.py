@@ -14,9 +14,12 @@ from typing import Any
 import torch
 from torch.nn.utils import clip_grad
 
+Before = Callable[[list[torch.Tensor]], bool]
 
-def install(before: Callable[[list[torch.Tensor]], None]) -> None:
-    """Calls before(parameters) whenever their gradients are about to be clipped."""
+
+def install(before: Before) -> None:
+    """Calls before(parameters) whenever their gradients are about to be clipped; it tells whether some are
+    still to come."""
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         outer = getattr(clip_grad, name)
         cells = [c for c in outer.__closure__ or () if callable(c.cell_contents)]
@@ -27,11 +30,12 @@ def install(before: Callable[[list[torch.Tensor]], None]) -> None:
             setattr(torch.nn.utils, name, getattr(clip_grad, name))
 
 
-def _looking(clip: Callable[..., Any], before: Callable[[list[torch.Tensor]], None]) -> Callable[..., Any]:
+def _looking(clip: Callable[..., Any], before: Before) -> Callable[..., Any]:
     @functools.wraps(clip)
     def looking(parameters: torch.Tensor | Iterable[torch.Tensor], *args: Any, **kwargs: Any) -> Any:
         listed = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        before(listed)
+        if before(listed) and all(param.grad is None for param in listed):
+            return torch.tensor(0.0) if clip.__name__ == "clip_grad_norm_" else None
         # torch has a warning of its own for a generator that gives nothing.
         return clip(listed or parameters, *args, **kwargs)
 

@@ -9,8 +9,8 @@ Methods that work on layers need a plan, which is made of what all ranks saw in 
 after the warm-up is therefore held: its units are made and sent by synchronize(). So is the step after
 one in which a rank asked for a new plan.
 
-Ranks follow one plan. Two events may have left them with different ones: a checkpoint that not all have
-loaded, and a join, during which the others went on. In the step that follows they compare; if they
+Ranks follow one plan, which they make together: none is made while some have joined. After a checkpoint,
+which perhaps not all have loaded, and after a join, in the middle of a warm-up, say, they compare; if they
 differ, that step goes dense and the next one makes a plan.
 """
 
@@ -48,6 +48,7 @@ from dad.torch.slots import Slot, materialise, materialise_bias
 _streams: dict[int, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
 _capture_owners = itertools.count(1)
 _live: weakref.WeakSet[GradientSync] = weakref.WeakSet()
+_MODES = ("off", "rows", "rows_and_dense")  # of capture, each more than the one before
 
 
 class GradientSync:
@@ -82,6 +83,7 @@ class GradientSync:
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
         self._stored: dict[str, planner.Choice] = {}  # by which the core keeps states, by unit
         self._unsure = False  # ranks may have parted
+        self._postponed = -1  # until there have been other joins than these
         self._joins = ops.joins()
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
         _live.add(self)
@@ -132,7 +134,10 @@ class GradientSync:
             )
         if slot.param.grad is not None and slot.param.grad.requires_grad:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
-        self.touched = True
+        if not self.touched:
+            self.touched = True
+            for unit in self.units:
+                unit.expect()
         if self._weight is not None:
             self._weight.gradient_came()
         slot.passes_left -= 1
@@ -255,15 +260,16 @@ class GradientSync:
 
     def _hold(self) -> None:
         """The step that begins will be observed for what has no plan and is past its warm-up."""
-        waiting = [
+        if self._postponed == ops.joins():
+            return
+        self._held = {
             slot
             for slot in self._planned_slots()
             if (self.replan_wanted or not slot.planned) and warm_up_steps(slot.method) <= self.steps
-        ]
-        self._held = set(waiting)
-        captured = [slot.param for slot in waiting if slot.capture_id >= 0]
-        for param in captured:
-            _torch.capture_set_mode(param, "rows")
+        }
+        for slot in self._held:
+            slot.capture("rows")
+        captured = [slot.param for slot in self._held if slot.capture_id >= 0]
         if captured:
             _torch.capture_begin_step(captured)
 
@@ -291,15 +297,15 @@ class GradientSync:
         mine = (self.steps, hashlib.sha256(text.encode()).hexdigest())
         all_ranks = allgather_object(mine, name=f"agree.{self.stream}", process_set=self.process_set)
         self.steps = max(steps for steps, _ in all_ranks)
-        return len(set(all_ranks)) == 1
+        return len({digest for _, digest in all_ranks}) == 1
 
     def _go_dense(self) -> None:
         """This step is sent as it would be without a method; the next one is observed."""
         slots = self._planned_slots()
         for slot in slots:
             slot.take_segments()
-        self._form(slots, riding=set())
         self._forget_plan()
+        self._form(slots)
 
     def _forget_plan(self) -> None:
         self.plan = None
@@ -307,11 +313,10 @@ class GradientSync:
         self._held = set()
         self._replace_units(self._planned_slots())
         for slot in self._planned_slots():
-            slot.segments = []
             slot.planned = False
+            slot.mode = "off"
+            slot.capture("off")
             self._add_unit(DenseUnit([slot]))
-            if slot.capture_id >= 0:
-                _torch.capture_set_mode(slot.param, "off")
 
     def _replace_units(self, slots: Sequence[Slot]) -> None:
         gone = set(slots)
@@ -323,61 +328,67 @@ class GradientSync:
         """From what all ranks saw: units instead of those that were held."""
         held = [slot for slot in self.slots.values() if slot in self._held]
         self._held = set()
-        self.replan_wanted = False
         mine = observe(held, self.sparse_as_dense)
         wants_rates = any(isinstance(slot.method, Exact) for slot in held)
         costs, seen = measure_costs(self.process_set, self.stream, mine, wants_rates)
+        if len(seen) < self.process_set.size():
+            # Some have joined, and would not know of the plan. What has none goes dense until they are back.
+            self._postponed = ops.joins()
+            for slot in held:
+                slot.capture(slot.mode)
+            self._form(held)
+            return
+        self.replan_wanted = False
         made = planner.make_plan(layers_of(held, seen), costs)
         names = {slot.name for slot in held}
         others = self.plan.choices if self.plan is not None else []
         kept = [choice for choice in others if not names.intersection(choice.layers)]
         self.plan = planner.Plan([*made.choices, *kept], made.size)
-        riding = self._take_plan(made.choices, held)
-        self._form(held, riding)
+        self._take_plan(made.choices, held)
+        self._form(held)
         self._say_what_does_not_fit(made.choices)
 
-    def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> set[Slot]:
-        """Units for these slots by their choices; the biases whose gradients ride with a weight's."""
+    def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> None:
+        """Units for these slots by their choices."""
         by_name = {slot.name: slot for slot in slots}
         self._replace_units(slots)
-        modes = dict.fromkeys(slots, "off")
-        riding = set()
+        for slot in slots:
+            slot.planned = True
+            slot.mode = "off"
         for choice in choices:
             weights = [by_name[name] for name in choice.layers]
             biases = [by_name[name] if name is not None else None for name in choice.biases]
             if choice.kind in ("factor", "low_rank"):
                 unit: Unit = LayerUnit(choice, weights, biases)
-                riding.update(bias for _, bias in unit.own if bias is not None)
             else:
                 unit = (QuantisedUnit if choice.kind == "int8" else DenseUnit)(weights, choice)
             for slot in weights:
                 slot.sparse = slot.sparse or choice.sparse
-                modes[slot] = choice.capture if modes[slot] == "off" else modes[slot]
+                # One that hands its delta down a chain is in two choices.
+                slot.mode = max(slot.mode, choice.capture, key=_MODES.index)
             self._add_unit(unit)
-        for choice in choices:  # a bias is captured as its weight is
+        for choice in choices:
             for weight, bias in zip(choice.layers, choice.biases, strict=True):
-                if bias is not None:
-                    modes[by_name[bias]] = modes[by_name[weight]]
-        for slot, mode in modes.items():
-            slot.planned = True
-            if slot.capture_id >= 0:
-                _torch.capture_set_mode(slot.param, mode)
+                if bias is not None:  # it is captured as its weight is
+                    by_name[bias].mode = by_name[weight].mode
+        for slot in slots:
+            slot.capture(slot.mode)
         self._hand_over_states(choices, by_name)
-        return riding
 
-    def _form(self, slots: Sequence[Slot], riding: set[Slot]) -> None:
+    def _form(self, slots: Sequence[Slot]) -> None:
         """In the step that was observed nothing was formed: what goes dense is made up for."""
         for slot in slots:
             if not slot.segments:
                 continue
+            by_rows = [unit for unit in slot.units if isinstance(unit, LayerUnit)]
+            own = [bias for unit in by_rows for weight, bias in unit.own if weight is slot]
             bias = self.slots.get(_torch.capture_folded_bias(slot.param))
-            if bias is not None and bias not in riding:
+            if bias is not None and bias not in own:
                 bias.add_to_gradient(materialise_bias(bias.param, slot.segments))
-            chains = [unit for unit in slot.units if isinstance(unit, LayerUnit)]
-            if not any(slot is weight for unit in chains for weight, _ in unit.own):
+            if not own:
                 slot.add_to_gradient(materialise(slot.param, slot.segments))
-                if not chains:
-                    slot.segments = []
+            if not by_rows:
+                slot.segments = []
 
     def _say_what_does_not_fit(self, choices: Sequence[planner.Choice]) -> None:
         for choice in choices:
@@ -468,6 +479,7 @@ class GradientSync:
             "tensors": self._tensors(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
+            "kept_by": planner.Plan(list(self._stored.values())).as_dict(),
             "states": {name: state for name in self._stored if (state := self._export(name))},
             "kept": {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None},
         }
@@ -545,15 +557,17 @@ class _Hook:
             sync.arrived(slot)
 
 
-def _before_clipping(params: list[torch.Tensor]) -> None:
-    for sync in list(_live):
-        if any(sync.waits_for(param) for param in params) and sync.say_once("clipping"):
+def _before_clipping(params: list[torch.Tensor]) -> bool:
+    waiting = [sync for sync in list(_live) if any(sync.waits_for(param) for param in params)]
+    for sync in waiting:
+        if sync.say_once("clipping"):
             warnings.warn(
                 "gradients were clipped that are not there yet: with factor methods .grad is filled by "
                 "optimizer.synchronize() or step(). Call optimizer.synchronize() first, then clip, then call "
                 "step() within optimizer.skip_synchronize()",
                 stacklevel=5,
             )
+    return bool(waiting)
 
 
 clipping.install(_before_clipping)

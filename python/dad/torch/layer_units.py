@@ -45,10 +45,12 @@ class Unit:
             _torch.forget(self.handle)
         self.handle = None
         self.was_sent = False
-        self.missing = 0
         for slot in self.slots:
             slot.passes_left = passes
-            self.missing += slot.param.requires_grad
+
+    def expect(self) -> None:
+        """Backward begins: parameters may have been frozen and thawed since the last step."""
+        self.missing = sum(slot.param.requires_grad for slot in self.slots)
 
     def send(self, sync: GradientSync) -> None:
         self.was_sent = True
@@ -208,7 +210,9 @@ class LayerUnit(Unit):
             rows = [s for s in weight.segments if s not in strays[i] and num_rows(s)]
             dense, dense_bias = self._formed_parts(i, strays[i])
             if dense is not None and self.choice.kind == "factor" and not any(returned):
-                weight.dense_seen = replan = True
+                replan = True
+                weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
+                weight.alone = weight.alone or not weight.dense_seen
             output = output_bias = None
             if not self.choice.passes[i]:
                 output = weight.new_output(reuse=dense is not weight.param.grad)
@@ -247,6 +251,8 @@ class LayerUnit(Unit):
 
     def _too_many_rows(self) -> bool:
         """Whether this rank has more rows than the plan is good for; it remembers how many."""
+        if self.choice.capture == "off":  # they came in the step that was observed, for the last time
+            return False
         too_many = False
         for slot in self.weights:
             seen = slot.num_rows()

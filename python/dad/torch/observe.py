@@ -53,7 +53,7 @@ def _observe(
     slot.take_segments()
     rows = [s for s in slot.segments if s.kind == "rows"]
     folded = _torch.capture_folded_bias(slot.param)
-    bias = name_of.get(folded) if folded is not None and any(s.has_bias for s in rows) else None
+    rides = folded is not None and not slot.alone and rows and all(s.has_bias for s in rows)
     has_gradient = sparse or slot.formed_gradient() is not None
     # A layer that is not used in every step may be unused in this one.
     before, now = (slot.rows_seen, slot.indexed_seen), slot.num_rows()
@@ -64,10 +64,10 @@ def _observe(
         indexed_rows=max(before[1], now[1]),
         samples=sum(s.samples for s in slot.segments),
         row_bytes=max((_values(s).element_size() for s in slot.segments), default=0),
-        dense=has_gradient or slot.dense_seen or any(bias is not None and not s.has_bias for s in rows),
+        dense=has_gradient or slot.dense_seen,
         sparse=sparse,
         used=any(now) or any(before) or has_gradient,
-        bias=bias,
+        bias=name_of.get(folded) if rides else None,
         link=None if slot.unlinked else _common_link(slot.segments, names),
         reason=_torch.capture_reason(slot.param) if not slot.segments or has_gradient else "",
     )

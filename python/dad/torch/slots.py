@@ -25,19 +25,25 @@ class Slot:
     method: Any = None  # one that is planned for; None: the compressor does it all
     planned: bool = False
     capture_id: int = -1
+    mode: str = "off"  # how the plan wants it captured
     segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
     buffer: torch.Tensor | None = None  # the last result: its memory serves again
     kept: torch.Tensor | None = None  # this rank's share in what an earlier plan has not applied (states.py)
     # What a plan did not foresee, for the next one.
     rows_seen: int = 0
     indexed_seen: int = 0
-    dense_seen: bool = False
-    unlinked: bool = False
+    dense_seen: bool = False  # of its gradient a part came formed
+    alone: bool = False  # its bias did not come with it
+    unlinked: bool = False  # its chain did not hold
 
     def num_rows(self) -> tuple[int, int]:
         """Of the segments: rows, and indexed rows."""
         rows = sum(num_rows(s) for s in self.segments if s.kind == "rows")
         return rows, sum(num_rows(s) for s in self.segments if s.kind == "indexed")
+
+    def capture(self, mode: str) -> None:
+        if self.capture_id >= 0:
+            _torch.capture_set_mode(self.param, mode)
 
     def take_segments(self) -> None:
         if self.capture_id >= 0:

@@ -135,11 +135,10 @@ def saved_shares(saved: dict[str, Any]) -> Tensors:
     """v_w of all tensors of a saved state."""
     place = Place(saved["size"], saved["rank"], saved["average"])
     total = dict(saved["kept"])
-    plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else Plan()
     shapes = {name: torch.Size(shape) for name, shape, *_ in saved["tensors"]}
-    for choice in plan.choices:
+    for choice in Plan.from_dict(saved["kept_by"]).choices:
         tensors = saved["states"].get(choice.layers[0])
-        if tensors and keeps(choice):
+        if tensors:
             add_shares(total, shares(tensors, choice, shapes, place))
     return total
 
@@ -178,5 +177,6 @@ def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, 
         for old in range(rank, size, new_size):
             add_shares(kept, saved_shares(by_rank[old]["dad"]))
         new = {**by_rank[0]["dad"], "size": new_size, "rank": rank, "plan": None, "states": {}, "kept": kept}
+        new["kept_by"] = Plan().as_dict()
         merged.append({**by_rank[0], "dad": new})
     return merged
