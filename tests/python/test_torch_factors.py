@@ -156,6 +156,23 @@ def check_chains():
     assert {row["method"] for row in edad.plan()} == {"edad"}
 
 
+def check_a_layer_that_only_hands_its_delta_down():
+    """Its own gradient is cheaper dense, that of the layer below is not."""
+
+    def model():
+        return nn.Sequential(
+            nn.Linear(4 * D, D), nn.ReLU(), nn.Linear(D, 6), nn.LeakyReLU(0.1), nn.Linear(6, 4 * D)
+        )
+
+    case = Case(model, vectors(4 * D))
+    rows = {"rows": [10, 9, 0, 10], "expect_factors": False}
+    for dtype in fu.TOLERANCE:
+        optimizer = compare(case, hvd().Compression.edad(), dtype, **rows)
+    plan = {row["name"]: row for row in optimizer.plan()}
+    assert plan["0.weight"]["method"] == "edad", plan
+    assert plan["2.weight"]["method"] == "dense" and "hands its delta down" in plan["2.weight"]["why"], plan
+
+
 def check_a_hundred_steps():
     with fu.slow_link():
         dad, edad, exact = fu.methods().values()
@@ -337,14 +354,16 @@ def check_layers_that_are_unused_at_first():
 
 def check_plans_settle():
     """A graph that changes all the time does not make a new plan all the time."""
-    model = Branches()
-    optimizer = hvd().DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=1e-2), model.named_parameters(), compression="edad"
-    )
-    plans = []
-    for step in range(24):
-        optimizer.zero_grad()
-        model(torch.randn(1 + step % 3, D), ["a", "b", "skip"][step % 3]).sum().backward()
-        optimizer.step()
-        plans.append(id(optimizer._dad.plan))
-    assert len(set(plans[-8:])) == 1
+    for method in ("dad", "edad", "rank_dad:rank=2", "auto"):
+        model = Branches()
+        optimizer = hvd().DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=1e-2), model.named_parameters(), compression=method
+        )
+        plans = []
+        for step in range(24):
+            optimizer.zero_grad()
+            rows = (1, 3, 2 * D)[step // 2 % 3]
+            model(torch.randn(rows, D), ["a", "b", "skip"][step % 3]).sum().backward()
+            optimizer.step()
+            plans.append(optimizer._dad.plan)
+        assert len({id(plan) for plan in plans[-8:]}) == 1, method
