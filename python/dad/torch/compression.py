@@ -61,6 +61,11 @@ def compressor(compression: Any, tensor_name: str = "") -> Any:
     method = _methods.resolve(compression)
     if isinstance(method, PerLayer):
         return compressor(method.method_for(tensor_name))
+    if method.name not in _COMPRESSORS:
+        raise ValueError(
+            f"compression {method.name!r} keeps state from step to step: give it to DistributedOptimizer; "
+            f"a single collective takes {', '.join(_COMPRESSORS)}, or a class with compress and decompress"
+        )
     return _COMPRESSORS[method.name]
 
 
