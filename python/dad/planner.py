@@ -141,7 +141,8 @@ class Choice:
     text: str  # the method, for the core
     why: str
     num_bytes: float  # predicted, sent by one rank in a step
-    seconds: float
+    flops: float = 0.0  # beyond what the framework does anyway
+    seconds: float = 0.0
     passes: tuple[bool, ...] = (False,)  # chain: its own gradient goes another way
     capture: str = "off"  # how the layers are captured from now on
     rows: int = 0
@@ -191,7 +192,8 @@ def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
 def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
     """A bias that is used elsewhere too, or that is to go another way, does not ride with its weight."""
     bias = by_name.get(layer.bias) if layer.bias is not None else None
-    fits = bias is not None and bias.method == layer.method and not any(s.dense for s in bias.seen)
+    rides = bias is not None and bias.method == layer.method and isinstance(layer.method, _BY_FACTORS)
+    fits = rides and not any(s.dense for s in bias.seen)
     if layer.bias is None or fits:
         return layer
     return replace(layer, seen=tuple(replace(s, bias=None) for s in layer.seen))
@@ -219,6 +221,8 @@ def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Pl
         if bias not in covered:
             choice = _single(by_name[bias], costs, most_rank)
             choices.append(replace(choice, why=f"the bias of {weight}, on its own", fallback=False))
+    # edad was chosen by bytes; what it takes is told all the same.
+    choices = [replace(c, seconds=costs.seconds(c.num_bytes, c.flops)) for c in choices]
     return Plan(choices, costs.size)
 
 
@@ -238,6 +242,7 @@ def _takes_rows(layer: Layer) -> bool:
 
 
 _EXACT = (_methods.Dad, _methods.Exact)  # Edad is a Dad
+_BY_FACTORS = (*_EXACT, _methods.RankDad, _methods.Auto)
 
 
 # Exact methods
@@ -332,6 +337,7 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
         text=text,
         why=f"chain of {len(run)}: deltas below {run[-1].name} are recomputed",
         num_bytes=num_bytes,
+        flops=flops,
         seconds=costs.seconds(num_bytes, flops),
         passes=tuple(passes),
         capture="rows",
@@ -407,6 +413,7 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
         text=f"factor;wire={wire};rows={layer.rows};{layer.text()}",
         why=why,
         num_bytes=num_bytes,
+        flops=flops,
         seconds=seconds,
         capture="rows",
         rows=layer.rows,
@@ -477,6 +484,7 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
         text=";".join(words),
         why=why,
         num_bytes=num_bytes,
+        flops=flops,
         seconds=costs.seconds(num_bytes, flops),
         capture="rows" if as_rows else "off",
         rows=layer.rows,

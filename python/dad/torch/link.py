@@ -46,7 +46,7 @@ def _link_rate(process_set: ProcessSet) -> float:
 
 def product_rate() -> float:
     """Floating operations per second of a product like those of the exchange."""
-    a, d = torch.randn(128, 1024), torch.randn(128, 512)
+    a, d = torch.ones(128, 1024), torch.ones(128, 512)  # the random numbers are the user's
     best = float("inf")
     for _ in range(3):
         start = time.perf_counter()
