@@ -112,3 +112,43 @@ def check_compiled_models():
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p, q)
         hvd().check_replicas(model)
+
+
+def check_compiled_models_with_factor_methods():
+    """Rows are kept by the compiled graph; chains are not seen there."""
+    for backend, method in (("aot_eager", "dad"), ("aot_eager", "edad"), ("inductor", "dad")):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 40))
+        twin = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 40))
+        twin.load_state_dict(model.state_dict())
+        a = hvd().DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=method
+        )
+        compiled = torch.compile(model, backend=backend)
+        b = hvd().DistributedOptimizer(torch.optim.SGD(twin.parameters(), lr=0.01))
+        generator = torch.Generator().manual_seed(hvd().rank())
+        for _ in range(4):
+            x = torch.randn(3, 48, generator=generator)
+            for net, optimizer in ((compiled, a), (twin, b)):
+                optimizer.zero_grad()
+                net(x).square().sum().backward()
+                optimizer.step()
+            for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-4)
+        assert {row["method"] for row in a.plan()} == {"dad"}, a.plan()
+        hvd().check_replicas(model)
+
+
+def check_a_compiled_model_with_residuals():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(48, 48), nn.ReLU(), nn.Linear(48, 40))
+    optimizer = hvd().DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression="rank_dad:rank=2"
+    )
+    compiled = torch.compile(model, backend="aot_eager")
+    for rows in (3, 3, 60, 60, 3):  # as rows, and formed
+        optimizer.zero_grad()
+        compiled(torch.randn(rows, 48) + hvd().rank()).square().sum().backward()
+        optimizer.step()
+        hvd().check_replicas(model)
+    assert {row["method"] for row in optimizer.plan()} == {"rank_dad"}

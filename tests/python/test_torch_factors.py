@@ -367,3 +367,51 @@ def check_plans_settle():
             optimizer.step()
             plans.append(optimizer._dad.plan)
         assert len({id(plan) for plan in plans[-8:]}) == 1, method
+
+
+def check_a_dry_run_predicts_the_plan():
+    import dad
+
+    model = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D), nn.LayerNorm(D), nn.Linear(D, 2 * D))
+    x = torch.randn(2, D)
+    for method in ("none", "fp16", "dad", "edad", "rank_dad:rank=2", "int8", "auto"):
+        optimizer = hvd().DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.0), model.named_parameters(), compression=method
+        )
+        for _ in range(7):
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        dry = dad.plan(model, x, size=4, compression=method)
+        same = ("name", "shape", "rows", "method", "why")
+        for row, predicted in zip(optimizer.plan(), dry, strict=True):
+            if method not in ("none", "fp16"):
+                assert [row[key] for key in same] == [predicted[key] for key in same], method
+            assert row["method"] == predicted["method"] and predicted["measured_ms"] is None
+
+
+def check_bytes_of_an_mlp():
+    """Sent by a rank in a step, on average over ranks and steps, from the first step on; dense: 11.2 MB."""
+    for method, most in (("dad", 2.0e6), ("edad", 1.2e6), ("rank_dad:rank=4", 20e3)):
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            nn.Linear(784, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+        )
+        optimizer = hvd().DistributedOptimizer(
+            torch.optim.SGD(model.parameters(), lr=0.01), model.named_parameters(), compression=method
+        )
+        generator = torch.Generator().manual_seed(hvd().rank())
+        hvd().reset_stats()
+        for _ in range(30):
+            x = torch.rand(32, 784, generator=generator)
+            y = torch.randint(10, (32,), generator=generator)
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+        sent = hvd().stats()["wire_bytes_sent"] / 30
+        mean = hvd().allreduce(torch.tensor(float(sent))).item()
+        assert mean <= most, f"{method}: {mean:.0f} bytes"
+        assert hvd().stats()["ratio"] > 5
+        # The plan says what is sent, within the head of messages.
+        planned = sum(row["bytes"] for row in optimizer.plan())
+        assert 0.5 * sent < planned < 1.5 * sent, (method, planned, sent)
