@@ -27,12 +27,11 @@ from typing import Any
 import torch
 
 from dad import planner
-from dad._lib import _core
 from dad.basics import Average, Sum
 from dad.compression import Exact
 from dad.log import log
 from dad.process_sets import ProcessSet
-from dad.torch import capture, clipping, grad_scaler, ops, states
+from dad.torch import capture, clipping, grad_scaler, ops
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
 from dad.torch.compression import compressor
@@ -42,6 +41,8 @@ from dad.torch.link import measure_costs
 from dad.torch.naming import Named
 from dad.torch.observe import layers_of, observe, planned_method, warm_up_steps
 from dad.torch.slots import Slot, materialise, materialise_bias
+from dad.torch.state_keeper import StateKeeper
+from dad.torch.states import Place, saved_shares
 
 # Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
 # user's own collectives.
@@ -81,7 +82,7 @@ class GradientSync:
         self.replan_wanted = False
         self._said: set[str] = set()
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
-        self._stored: dict[str, planner.Choice] = {}  # by which the core keeps states, by unit
+        self._keeper = StateKeeper(process_set, self.stream)
         self._unsure = False  # ranks may have parted
         self._postponed = -1  # until there have been other joins than these
         self._joins = ops.joins()
@@ -136,6 +137,7 @@ class GradientSync:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         if not self.touched:
             self.touched = True
+            self._unsure = self._unsure or self._is_outdated()
             for unit in self.units:
                 unit.expect()
         if self._weight is not None:
@@ -282,6 +284,10 @@ class GradientSync:
     def _may_differ(self) -> bool:
         return self._unsure or ops.joins() != self._joins
 
+    def _is_outdated(self) -> bool:
+        """Whether the plan was made for another number of ranks."""
+        return self.plan is not None and self.plan.size != self.process_set.size()
+
     def doubt(self) -> None:
         """Something may have happened on other ranks that this one does not know of."""
         self._unsure = True
@@ -294,10 +300,11 @@ class GradientSync:
             return True
         choices = self.plan.as_dict() if self.plan is not None else None
         text = repr((choices, sorted(slot.name for slot in self._held)))
-        mine = (self.steps, hashlib.sha256(text.encode()).hexdigest())
+        mine = (self.steps, self._is_outdated(), hashlib.sha256(text.encode()).hexdigest())
         all_ranks = allgather_object(mine, name=f"agree.{self.stream}", process_set=self.process_set)
-        self.steps = max(steps for steps, _ in all_ranks)
-        return len({digest for _, digest in all_ranks}) == 1
+        all_steps, outdated, digests = zip(*all_ranks, strict=True)
+        self.steps = max(all_steps)
+        return not any(outdated) and len(set(digests)) == 1
 
     def _go_dense(self) -> None:
         """This step is sent as it would be without a method; the next one is observed."""
@@ -373,7 +380,7 @@ class GradientSync:
                     by_name[bias].mode = by_name[weight].mode
         for slot in slots:
             slot.capture(slot.mode)
-        self._hand_over_states(choices, by_name)
+        self._keeper.hand_over(choices, slots, self._place())
 
     def _form(self, slots: Sequence[Slot]) -> None:
         """In the step that was observed nothing was formed: what goes dense is made up for."""
@@ -404,63 +411,12 @@ class GradientSync:
 
     # What is kept between steps
 
-    def _place(self) -> states.Place:
-        average = self.wire_op() == Average
-        return states.Place(self.process_set.size(), self.process_set.rank(), average)
-
-    def _hand_over_states(self, choices: Sequence[planner.Choice], by_name: dict[str, Slot]) -> None:
-        """The states of these slots in the form that their new choices have."""
-        size = self.process_set.size()
-        new = {choice.layers[0]: choice for choice in choices if states.keeps(choice)}
-        for name, old in list(self._stored.items()):
-            goes_on = name in new and states.layout(new[name], size) == states.layout(old, size)
-            if name in by_name and not goes_on:
-                self._keep_shares(name, old)
-                del self._stored[name]
-        for name, choice in new.items():
-            slots = [by_name[n] for pair in choice.own() for n in pair if n is not None]
-            if any(slot.kept is not None for slot in slots):
-                self._keep_shares(name, choice)
-                self._take_over(name, choice, slots)
-            self._stored[name] = choice
-
-    def _keep_shares(self, name: str, choice: planner.Choice) -> None:
-        """What is in the state of a request goes to its slots."""
-        tensors = self._export(name)
-        if not tensors:
-            return
-        shapes = {slot.name: slot.param.shape for slot in self.slots.values()}
-        for tensor, share in states.shares(tensors, choice, shapes, self._place()).items():
-            slot = self._slot_named(tensor)
-            slot.kept = share if slot.kept is None else slot.kept + share
-        self._import(name, {})
-
-    def _take_over(self, name: str, choice: planner.Choice, slots: Sequence[Slot]) -> None:
-        """What the slots keep becomes the state of a request that has none."""
-        dtype = torch.float64 if slots[0].param.dtype == torch.float64 else torch.float32
-        kept = {slot.name: slot.kept for slot in slots if slot.kept is not None}
-        self._import(name, states.state(kept, choice, self._place(), dtype))
-        for slot in slots:
-            slot.kept = None
-
-    def _export(self, name: str) -> states.Tensors:
-        saved = _core.export_state(self.process_set.process_set_id, self.stream, name)
-        return {
-            key: torch.frombuffer(bytearray(data), dtype=getattr(torch, dtype)).reshape(shape)
-            for key, dtype, shape, data in saved
-            if data
-        }
-
-    def _import(self, name: str, tensors: states.Tensors) -> None:
-        rows = [
-            (key, str(t.dtype).removeprefix("torch."), list(t.shape), t.contiguous().numpy().tobytes())
-            for key, t in tensors.items()
-        ]
-        _core.import_state(self.process_set.process_set_id, self.stream, name, rows)
+    def _place(self) -> Place:
+        return Place(self.process_set.size(), self.process_set.rank(), self.wire_op() == Average)
 
     def return_last(self) -> None:
         """The step was left out (a scaler found infinities): what it would have applied is kept."""
-        _core.return_last(self.process_set.process_set_id, self.stream)
+        self._keeper.return_last()
 
     def _tensors(self) -> list[tuple[Any, ...]]:
         return [
@@ -479,8 +435,7 @@ class GradientSync:
             "tensors": self._tensors(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
-            "kept_by": planner.Plan(list(self._stored.values())).as_dict(),
-            "states": {name: state for name in self._stored if (state := self._export(name))},
+            **self._keeper.save(),
             "kept": {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None},
         }
 
@@ -490,8 +445,7 @@ class GradientSync:
         (states.py); a rank with a number that there was not, or that was given another rank's state,
         begins with nothing kept."""
         self.steps = saved["steps"]
-        _core.drop_states(self.process_set.process_set_id, self.stream)
-        self._stored = {}
+        self._keeper.drop()
         self._forget_plan()
         for slot in self.slots.values():
             slot.kept = None
@@ -504,10 +458,9 @@ class GradientSync:
             self._take_plan(plan.choices, self._planned_slots())
             self.replan_wanted = saved["replan"]
         if goes_on and mine:
-            for name, tensors in saved["states"].items():
-                self._import(name, tensors)
+            self._keeper.load(saved)
         if mine:
-            shares = saved["kept"] if goes_on else states.saved_shares(saved)
+            shares = saved["kept"] if goes_on else saved_shares(saved)
             for slot in self._planned_slots():
                 slot.kept = shares.get(slot.name)
         self._unsure = True
@@ -538,8 +491,7 @@ class GradientSync:
             for slot in self.slots.values():
                 if slot.capture_id >= 0:
                     capture.untrack(slot.param, self._owner)
-            if self._stored and _core.is_initialized():
-                _core.drop_states(self.process_set.process_set_id, self.stream)
+            self._keeper.drop()
         except Exception:  # at exit anything may be gone
             pass
 

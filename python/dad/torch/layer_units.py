@@ -158,7 +158,7 @@ class QuantisedUnit(Unit):
     def _send(self, sync: GradientSync) -> None:
         (slot,) = self.slots
         sync.return_kept(slot)
-        slot.formed_gradient()  # a dense one
+        slot.dense_gradient()
         before, after = sync.scales(feedback=True)
         self.handle = _torch.submit(
             _ALLREDUCE,
@@ -295,11 +295,13 @@ class LayerUnit(Unit):
         weight, bias = self.weights[i], self.biases[i]
         if self.choice.passes[i]:
             return None, None
-        dense = weight.formed_gradient()
+        # Where it comes formed in every step there is no need to look at it.
+        formed = Slot.dense_gradient if self.choice.capture == "off" else Slot.formed_gradient
+        dense = formed(weight)
         if strays:
             part = materialise(weight.param, strays)
             dense = part if dense is None else dense + part
-        dense_bias = bias.formed_gradient() if bias is not None else None
+        dense_bias = formed(bias) if bias is not None else None
         if dense is None and dense_bias is None:
             return None, None
         dense = torch.zeros_like(weight.param) if dense is None else dense

@@ -58,11 +58,16 @@ class Slot:
                 param.grad = param.grad.to_sparse(1)
         return param.grad
 
-    def formed_gradient(self) -> torch.Tensor | None:
-        """What autograd put into .grad; zeros are what zero_grad(set_to_none=False) leaves."""
+    def dense_gradient(self) -> torch.Tensor | None:
+        """What is in .grad, as a dense tensor."""
         grad = self.param.grad
         if grad is not None and grad.is_sparse:
             grad = self.param.grad = grad.to_dense()
+        return grad
+
+    def formed_gradient(self) -> torch.Tensor | None:
+        """What autograd put into .grad; zeros are what zero_grad(set_to_none=False) leaves."""
+        grad = self.dense_gradient()
         return grad if grad is not None and bool(grad.any()) else None
 
     def add_to_gradient(self, part: torch.Tensor | None) -> None:
