@@ -571,3 +571,30 @@ def check_the_plan_has_the_columns_of_the_contract():
     tensors = hvd().stats()["tensors"]
     assert 1 <= tensors["0.weight"]["effective"] <= 4  # gather: 2 of each rank
     assert tensors["0.weight"]["steps"] >= 3
+
+
+def check_grad_scaler_and_autocast_with_exact_methods():
+    """An infinite loss on one rank: all skip the step, and go on."""
+    for method in ("dad", "edad", "exact"):
+        model = net(torch.float32)
+        optimizer = distributed(model, method)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+        for step in range(8):
+            before = copy.deepcopy(model.state_dict())
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = model(data(dtype=torch.float32)).float().square().mean()
+            if step in (0, 4) and hvd().rank() == step // 4:
+                loss = loss * float("inf")
+            scaler.scale(loss).backward()
+            if step == 6:
+                scaler.unscale_(optimizer)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+            skipped = all(torch.equal(before[k], v) for k, v in model.state_dict().items())
+            assert skipped == (step in (0, 4)), step
+            hvd().check_replicas(model)
+        assert scaler.get_scale() == 2.0**10  # halved and doubled twice

@@ -300,9 +300,8 @@ def check_ranks_that_join():
             applied = {n: t.clone() for n, t in ledger.applied.items()}
             hvd().broadcast_parameters(applied, 3)
             ledger.applied = applied
-            if method != "edad":
-                in_warm_up = method == "auto" and epoch == 0
-                ledger.assert_balanced(optimizer, f"{method} epoch {epoch}", kept_something=not in_warm_up)
+            keeps = method != "edad" and not (method == "auto" and epoch == 0)
+            ledger.assert_balanced(optimizer, f"{method} epoch {epoch}", kept_something=keeps)
         hvd().check_replicas(model)
 
 
