@@ -598,3 +598,29 @@ def check_grad_scaler_and_autocast_with_exact_methods():
             assert skipped == (step in (0, 4)), step
             hvd().check_replicas(model)
         assert scaler.get_scale() == 2.0**10  # halved and doubled twice
+
+
+def check_ranks_that_disagree():
+    """An error on both, which names the tensor; then all is well again."""
+    one = hvd().rank()
+    for methods, words in (
+        (("dad", "edad"), ["0.weight", "dad on rank 0", "edad on rank 1"]),
+        (("rank_dad:rank=2", "rank_dad:rank=3"), ["0.weight", "rank=2 on rank 0", "rank=3 on rank 1"]),
+        (("dad", "none"), ["0.weight"]),
+        (("int8", "fp16"), ["0.weight"]),
+    ):
+        model = net(torch.float32)
+        optimizer = distributed(model, methods[one])
+        model(data(dtype=torch.float32)).sum().backward()
+        with pytest.raises(hvd().HorovodInternalError) as error:
+            optimizer.step()
+        assert all(word in str(error.value) for word in words), str(error.value)
+        del optimizer
+        hvd().barrier()
+        good = net()
+        steps(good, distributed(good, "edad"), plain, 2)
+    model = nn.Sequential(nn.Linear(D, D + one))
+    optimizer = distributed(model, "dad")
+    model(data(dtype=torch.float32)).sum().backward()
+    with pytest.raises(hvd().MismatchError, match=rf"\({D}, {D}\).* on rank 0, \({D + 1}, {D}\).* on rank 1"):
+        optimizer.step()

@@ -29,6 +29,7 @@ import torch
 from dad import planner
 from dad.basics import Average, Sum
 from dad.compression import Exact
+from dad.errors import MismatchError
 from dad.log import log
 from dad.process_sets import ProcessSet
 from dad.torch import capture, clipping, grad_scaler, ops
@@ -214,7 +215,13 @@ class GradientSync:
         self.watch()
         errors: list[Exception] = []
         try:
-            self._settle_on_units()
+            try:
+                self._settle_on_units()
+            except Exception as error:
+                errors.append(error)
+                self._go_dense()  # others wait for what this rank has
+                for unit in self.units if isinstance(error, _Refused) else ():
+                    unit.was_sent = unit.was_sent or unit.name == error.tensor
             for work in (self._send_if_unsent, self._finish):
                 for unit in self.units:
                     try:
@@ -335,9 +342,7 @@ class GradientSync:
         """From what all ranks saw: units instead of those that were held."""
         held = [slot for slot in self.slots.values() if slot in self._held]
         self._held = set()
-        mine = observe(held, self.sparse_as_dense)
-        wants_rates = any(isinstance(slot.method, Exact) for slot in held)
-        costs, seen = measure_costs(self.process_set, self.stream, mine, wants_rates)
+        seen = self._share(held, observe(held, self.sparse_as_dense))
         if len(seen) < self.process_set.size():
             # Some have joined, and would not know of the plan. What has none goes dense until they are back.
             self._postponed = ops.joins()
@@ -346,6 +351,8 @@ class GradientSync:
             self._form(held)
             return
         self.replan_wanted = False
+        weighs_time = any(isinstance(slot.method, Exact) for slot in held)
+        costs = measure_costs(self.process_set, measures_rates=weighs_time)
         made = planner.make_plan(layers_of(held, seen), costs)
         names = {slot.name for slot in held}
         others = self.plan.choices if self.plan is not None else []
@@ -354,6 +361,26 @@ class GradientSync:
         self._take_plan(made.choices, held)
         self._form(held)
         self._say_what_does_not_fit(made.choices)
+
+    def _share(self, held: Sequence[Slot], mine: dict[str, planner.Observation]) -> list[Any]:
+        """What every rank has seen, in rank order. MismatchError, on all of them, if they do not want to plan
+        for the same tensors."""
+        name = held[0].name
+        try:
+            # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
+            ops.allgather(torch.zeros(1, dtype=torch.uint8), name=name, process_set=self.process_set)
+        except MismatchError as error:
+            raise _Refused(name, str(error)) from error
+        described = {name: values for name, *values in self._tensors()}
+        packet = (self.process_set.rank(), described, mine)
+        all_ranks = allgather_object(packet, name=f"plan.{self.stream}", process_set=self.process_set)
+        first, wanted, _ = all_ranks[0]
+        for rank, tensors, _ in all_ranks[1:]:
+            for name in {**wanted, **tensors}:
+                here, there = (" ".join(map(str, of.get(name, ["nothing"]))) for of in (wanted, tensors))
+                if here != there:
+                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
+        return [seen for *_, seen in all_ranks]
 
     def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> None:
         """Units for these slots by their choices."""
@@ -494,6 +521,14 @@ class GradientSync:
             self._keeper.drop()
         except Exception:  # at exit anything may be gone
             pass
+
+
+class _Refused(MismatchError):
+    """Ranks did not do the same with this tensor."""
+
+    def __init__(self, tensor: str, message: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
 
 
 class _Hook:

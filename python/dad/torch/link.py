@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import torch
 
@@ -15,17 +14,18 @@ from dad.torch.ops import allreduce
 _PROBE_BYTES = 512 << 10
 
 
-def measure_costs(
-    process_set: ProcessSet, stream: int, observations: Any, wants_rates: bool
-) -> tuple[Costs, list[Any]]:
-    """The costs, and everybody's observations, in rank order: the same on every rank."""
-    size = process_set.size()
-    rates = (_link_rate(process_set), product_rate()) if wants_rates else (1e8, 1e10)
-    mine = (rates, observations)
-    gathered = allgather_object(mine, name=f"plan.{stream}", process_set=process_set)
-    link = min(rates[0] for rates, _ in gathered)
-    product = min(rates[1] for rates, _ in gathered)
-    return Costs(size=size, bytes_per_second=link, flops_per_second=product), [seen for _, seen in gathered]
+# Where nothing depends on them but the times that a plan shows.
+_GUESSED_RATES = (1e8, 1e10)
+
+
+def measure_costs(process_set: ProcessSet, measures_rates: bool) -> Costs:
+    """The same on every rank."""
+    rates = _GUESSED_RATES
+    if measures_rates:
+        mine = (_link_rate(process_set), product_rate())
+        rates = map(min, zip(*allgather_object(mine, name="rates", process_set=process_set), strict=True))
+    link, product = rates
+    return Costs(size=process_set.size(), bytes_per_second=link, flops_per_second=product)
 
 
 def _link_rate(process_set: ProcessSet) -> float:
