@@ -256,6 +256,44 @@ def check_rank_dad_of_full_rank_is_exact():
         assert hvd().stats()["tensors"]["weight"]["effective"] == 8
 
 
+def fixed_gradient(method, rows, scales=None):
+    """Ten steps of one gradient, which rank 0 has: what all apply in the end, the gradient, the effective rank."""
+    torch.manual_seed(1)
+    layer = nn.Linear(4 * D, 3 * D).double()
+    optimizer = hvd().DistributedOptimizer(
+        torch.optim.SGD(layer.parameters(), lr=0.0), layer.named_parameters(), compression=method
+    )
+    x = torch.randn(rows, 4 * D, dtype=torch.float64)
+    weights = torch.randn(rows, 3 * D, dtype=torch.float64)
+    if scales is not None:
+        weights *= torch.tensor(scales, dtype=torch.float64)[:, None]
+    for _ in range(10):
+        optimizer.zero_grad()
+        if hvd().rank() == 0:
+            (layer(x) * weights).sum().backward()
+        optimizer.step()
+    applied = torch.cat([layer.weight.grad, layer.bias.grad[:, None]], 1) * hvd().size()
+    gradient = weights.T @ torch.cat([x, torch.ones(rows, 1, dtype=torch.float64)], 1)
+    return applied, gradient, hvd().stats()["tensors"]["weight"]["effective"]
+
+
+def check_low_rank_keeps_the_energy_of_the_best_directions():
+    for rows in (8, 2 * D):  # by QR, and by iteration from the step before
+        for combine in ("gather", "owner"):
+            method = hvd().Compression.rank_dad(4, combine=combine, wire="fp32", error_feedback=False)
+            applied, gradient, _ = fixed_gradient(method, rows)
+            best = torch.linalg.svdvals(gradient)[:4].square().sum()
+            kept = gradient.square().sum() - (gradient - applied).square().sum()
+            assert kept >= 0.98 * best, (rows, combine, kept / best)
+
+
+def check_the_effective_rank_follows_the_gradient():
+    scales = [1.0, 0.5, 1e-3, 1e-3, 1e-4, 1e-4]
+    for options, expected in (({}, 4), ({"tol": 0.1}, 2), ({"energy": 0.5}, 1), ({"energy": 0.99}, 2)):
+        method = hvd().Compression.rank_dad(4, combine="owner", wire="fp32", error_feedback=False, **options)
+        assert fixed_gradient(method, 6, scales)[2] == expected, options
+
+
 def check_the_weight_gradient_is_never_formed():
     model = nn.Sequential(nn.Linear(D, D), nn.ReLU(), nn.Linear(D, D))
     for method in (
