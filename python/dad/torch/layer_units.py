@@ -15,7 +15,7 @@ from dad.log import log
 from dad.planner import Choice, Link
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
-from dad.torch.slots import Slot, as_matrix, materialise, num_rows
+from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows
 
 if TYPE_CHECKING:
     from dad.torch.gradient_sync import GradientSync
@@ -297,11 +297,10 @@ class LayerUnit(Unit):
             return None, None
         # Where it comes formed in every step there is no need to look at it.
         formed = Slot.dense_gradient if self.choice.capture == "off" else Slot.formed_gradient
-        dense = formed(weight)
-        if strays:
-            part = materialise(weight.param, strays)
-            dense = part if dense is None else dense + part
-        dense_bias = formed(bias) if bias is not None else None
+        dense = _sum(formed(weight), materialise(weight.param, strays))
+        dense_bias = None
+        if bias is not None:
+            dense_bias = _sum(formed(bias), materialise_bias(bias.param, strays))
         if dense is None and dense_bias is None:
             return None, None
         dense = torch.zeros_like(weight.param) if dense is None else dense
@@ -314,3 +313,7 @@ class LayerUnit(Unit):
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
             slot.take_result(output if self.choice.kind == "low_rank" else sync.normalise(output))
+
+
+def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
+    return b if a is None else a if b is None else a + b
