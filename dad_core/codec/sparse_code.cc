@@ -218,23 +218,27 @@ SparseReader::SparseReader(Coding coding, int64_t extent, int value_bits, ByteRe
       value_bits_(value_bits),
       extent_(static_cast<uint64_t>(std::max<int64_t>(extent, 0))),
       in_(in) {
-  if (!IsWidth(value_bits) || extent < 0 || extent > MaxSparseExtent(value_bits) ||
-      coding > Coding::kRice) {
+  Open(extent);
+}
+
+void SparseReader::Open(int64_t extent) {
+  if (!IsWidth(value_bits_) || extent < 0 || extent > MaxSparseExtent(value_bits_) ||
+      coding_ > Coding::kRice) {
     return Fail("no such coding");
   }
-  const uint64_t count = in.Varint();
-  if (!in.ok()) return Fail("cut short");
+  const uint64_t count = in_.Varint();
+  if (!in_.ok()) return Fail("cut short");
   if (count > extent_) return Fail("more elements than there are");
   if (count == 0) return;
-  ByteReader ahead = in;
-  if (coding == Coding::kWord) {
+  ByteReader ahead = in_;
+  if (coding_ == Coding::kWord) {
     // Divided, so that nothing overflows.
-    if (count > in.left() / sizeof(uint32_t)) return Fail("cut short");
+    if (count > in_.left() / sizeof(uint32_t)) return Fail("cut short");
   } else {
     const auto k = ahead.Value<uint8_t>();
     if (k > kMaxK) return Fail("Rice parameter out of range");
     k_ = k;
-    codes_ = ahead.Take(CodeBytes(count, value_bits));
+    codes_ = ahead.Take(CodeBytes(count, value_bits_));
     // A gap has at least k + 1 bits.
     if (!ahead.ok() || (count * (1 + uint64_t{k}) + 7) / 8 > ahead.left()) {
       return Fail("cut short");

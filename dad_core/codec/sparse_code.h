@@ -90,6 +90,7 @@ class SparseReader {
   friend Status DecodeSparse(Coding, int64_t, int, ByteReader&, std::vector<uint32_t>&,
                              std::vector<uint8_t>&);
 
+  void Open(int64_t extent);
   // The next n elements; false if malformed.
   bool Decode(size_t n, uint32_t* index, uint8_t* code);
   bool DecodeWords(size_t n, uint32_t* index, uint8_t* code);
