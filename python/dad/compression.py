@@ -17,7 +17,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 # What this version runs; the others have their options checked and are then refused.
-AVAILABLE = ("none", "fp16", "bf16", "dad", "edad", "rank_dad", "int8", "exact", "auto", "per_layer")
+AVAILABLE = (
+    *("none", "fp16", "bf16", "dad", "edad", "exact"),
+    *("rank_dad", "powersgd", "int8", "qsgd", "vgc", "vgc_strom", "strom", "topk"),
+    *("auto", "per_layer"),
+)
 
 _METHODS: dict[str, type[Method]] = {}
 
@@ -166,11 +170,11 @@ class Vgc(Lossy):
     """Sends the elements whose mean beats their variance."""
 
     name = "vgc"
-    alpha: float = 1.0
-    zeta: float = 0.999
-    variance: str = "auto"  # row, sample
+    alpha: float = 1.0  # the mean squared has to be so many times the variance
+    zeta: float = 0.999  # the variance of what was not sent fades by this factor per step
+    variance: str = "auto"  # over rows of the factors (row), or over samples (sample)
     coding: str = "rice"  # or word
-    error_feedback: bool = False
+    error_feedback: bool = False  # True: what rounding to a power of two leaves is kept
 
     def _check(self) -> None:
         super()._check()
@@ -187,8 +191,8 @@ class VgcStrom(Lossy):
     zeta: float = 0.999
     variance: str = "auto"
     coding: str = "rice"
-    tau: float = 4.0
-    tau_absolute: float | None = None
+    tau: float = 4.0  # times the root mean square of this rank's gradient of the tensor
+    tau_absolute: float | None = None  # in units of the gradient instead, as in the paper
 
     def _check(self) -> None:
         super()._check()
@@ -201,7 +205,7 @@ class Strom(Lossy):
     """Sends the elements that pass the threshold tau."""
 
     name = "strom"
-    tau: float = 4.0
+    tau: float = 4.0  # as in vgc_strom
     tau_absolute: float | None = None
     coding: str = "rice"
 
@@ -230,7 +234,7 @@ class TopK(Lossy):
     """Sends the largest elements."""
 
     name = "topk"
-    ratio: float = 0.01
+    ratio: float = 0.01  # of the elements that are sent
     error_feedback: bool = True
 
     def _check(self) -> None:
@@ -246,7 +250,7 @@ class Qsgd(Lossy):
     """Random rounding to few levels."""
 
     name = "qsgd"
-    bits: int = 4
+    bits: int = 4  # per element
 
     def _check(self) -> None:
         super()._check()
@@ -263,7 +267,7 @@ class PowerSgd(Lossy):
 
     def _check(self) -> None:
         super()._check()
-        self._integer("rank", 1)
+        self._integer("rank", 1, 255)
         self._flag("error_feedback")
 
 
@@ -320,8 +324,10 @@ def _check_variance(method: Vgc | VgcStrom) -> None:
 
 
 def _check_threshold(method: Strom | VgcStrom) -> None:
-    method._real("tau", 0.0)
-    method._real("tau_absolute", 0.0, optional=True)
+    for option, optional in (("tau", False), ("tau_absolute", True)):
+        method._real(option, 0.0, optional=optional)
+        if getattr(method, option) == 0:
+            method._fail(option, "a number above 0" + (" or None" if optional else ""))
 
 
 class Compression:
@@ -365,6 +371,14 @@ def resolve(compression: Any) -> Any:
 def from_environment() -> Method:
     """The method for a script that names none."""
     return parse(os.environ.get("DAD_COMPRESSION") or "none")
+
+
+def seed_from_environment() -> int:
+    """DAD_SEED: of what qsgd rounds at random. The same on all ranks."""
+    text = os.environ.get("DAD_SEED") or "0"
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise ValueError(f"DAD_SEED={text!r} is not possible; an integer from 0 to 2^63 - 1")
+    return int(text)
 
 
 def parse(spec: str) -> Method:

@@ -6,12 +6,15 @@ its place in `Costs`; today it holds a link rate and a product rate, both measur
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
 
 from dad import compression as _methods
+from dad.plan_sparse import qsgd, sparse
+from dad.plan_types import ANY_ROWS, Choice, Costs, Layer, Link, Observation, Plan
+from dad.plan_types import dense_choice as _dense
+
+__all__ = ["Choice", "Costs", "Layer", "Link", "Observation", "Plan", "describe", "make_plan"]
 
 # A layer whose A only serves the recursion below it needs one bit per unit for these.
 _ONE_BIT = ("relu", "leaky_relu")
@@ -21,160 +24,6 @@ _WIRE_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
 _FRAMEWORK_PRODUCT_ROWS = 1.0
 # More rows than planned by this factor ask for a new plan.
 _ROWS_SLACK = 1.25
-_ANY_ROWS = 2**62
-
-
-@dataclass(frozen=True)
-class Link:
-    """The layer above, and what stands between."""
-
-    upper: str
-    activation: str
-    slope: float = 0.0
-
-    def mark(self) -> str:
-        return f"leaky_relu={self.slope!r}" if self.activation == "leaky_relu" else self.activation
-
-
-@dataclass(frozen=True)
-class Observation:
-    """What one rank saw of one tensor in a step."""
-
-    rows: int = 0
-    indexed_rows: int = 0
-    samples: int = 0
-    row_bytes: int = 0  # of one value of A and D: 2 under autocast
-    dense: bool = False  # some or all of its gradient came formed
-    sparse: bool = False
-    used: bool = True
-    bias: str | None = None  # the tensor that rides with it
-    link: Link | None = None
-    reason: str = ""  # why not (only) as rows
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One tensor as a matrix, with what all ranks saw of it."""
-
-    name: str
-    out: int
-    columns: int  # without the bias
-    element_bytes: int
-    floating: bool
-    method: _methods.Method
-    seen: tuple[Observation, ...]  # by rank
-
-    @property
-    def bias(self) -> str | None:
-        names = {s.bias for s in self.seen if s.rows}
-        return names.pop() if len(names) == 1 else None
-
-    @property
-    def link(self) -> Link | None:
-        """Only where every rank that has rows saw it."""
-        links = {s.link for s in self.seen if s.rows}
-        return links.pop() if len(links) == 1 else None
-
-    @property
-    def used(self) -> bool:
-        return any(s.used for s in self.seen)
-
-    @property
-    def dense(self) -> bool:
-        return any(s.dense for s in self.seen) or not any(s.rows or s.indexed_rows for s in self.seen)
-
-    @property
-    def sparse(self) -> bool:
-        return any(s.sparse for s in self.seen)
-
-    @property
-    def rows(self) -> int:
-        return max((s.rows + s.indexed_rows for s in self.seen), default=0)
-
-    @property
-    def all_rows(self) -> int:
-        return sum(s.rows + s.indexed_rows for s in self.seen)
-
-    @property
-    def reason(self) -> str:
-        """Why it is dense."""
-        part = "a part of its" if any(s.rows or s.indexed_rows for s in self.seen) else "its"
-        otherwise = f"{part} gradient came from an op without factors"
-        return next((s.reason for s in self.seen if s.reason), otherwise)
-
-    @property
-    def elements(self) -> int:
-        return self.out * (self.columns + (self.bias is not None))
-
-    def row_bits(self, wire: str) -> int:
-        """Bits of a value of A or D: fp32 leaves it as it is."""
-        bits = 8 * max((s.row_bytes for s in self.seen), default=0) or 8 * self.element_bytes
-        return min(bits, 16) if wire == "bf16" else bits
-
-    def text(self, *marks: str) -> str:
-        words = [f"{self.out}x{self.columns}", *(["bias"] if self.bias is not None else []), *marks]
-        return "layer=" + ":".join(words)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the planner counts with. Rates are the least over the ranks."""
-
-    size: int
-    bytes_per_second: float
-    flops_per_second: float
-
-    def dense_bytes(self, layer: Layer) -> float:
-        return 2 * (self.size - 1) / self.size * layer.elements * layer.element_bytes
-
-    def seconds(self, num_bytes: float, flops: float) -> float:
-        return num_bytes / self.bytes_per_second + flops / self.flops_per_second
-
-
-@dataclass(frozen=True)
-class Choice:
-    """What travels as one request. `layers` are names, of a chain from the lowest to the top."""
-
-    kind: str  # dense, factor, low_rank, int8
-    layers: tuple[str, ...]
-    biases: tuple[str | None, ...]
-    text: str  # the method, for the core
-    why: str
-    num_bytes: float  # predicted, sent by one rank in a step
-    flops: float = 0.0  # beyond what the framework does anyway
-    seconds: float = 0.0
-    passes: tuple[bool, ...] = (False,)  # chain: its own gradient goes another way
-    capture: str = "off"  # how the layers are captured from now on
-    rows: int = 0
-    most_rows: int = _ANY_ROWS  # a rank with more asks for a new plan
-    fallback: bool = False  # the method that was asked for does not fit
-    sparse: bool = False
-
-    def option(self, key: str) -> str:
-        """An option of the method's text."""
-        words = (word.partition("=") for word in self.text.split(";"))
-        return next((value for name, _, value in words if name == key), "")
-
-    def own(self) -> list[tuple[str, str | None]]:
-        """(weight, bias) of the layers whose gradients this is."""
-        triples = zip(self.layers, self.biases, self.passes, strict=True)
-        return [(weight, bias) for weight, bias, passes in triples if not passes]
-
-
-@dataclass
-class Plan:
-    choices: list[Choice] = field(default_factory=list)
-    size: int = 1
-
-    def as_dict(self) -> dict[str, Any]:
-        """Numbers and strings only, for a checkpoint."""
-        return {"size": self.size, "choices": [dataclasses.asdict(choice) for choice in self.choices]}
-
-    @staticmethod
-    def from_dict(saved: dict[str, Any]) -> Plan:
-        lists = ("layers", "biases", "passes")
-        choices = [{**choice, **{key: tuple(choice[key]) for key in lists}} for choice in saved["choices"]]
-        return Plan([Choice(**choice) for choice in choices], saved["size"])
 
 
 def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
@@ -220,7 +69,9 @@ def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Pl
     for bias, weight in riders.items():  # its weight went a way on which nothing rides
         if bias not in covered:
             choice = _single(by_name[bias], costs, most_rank)
-            choices.append(replace(choice, why=f"the bias of {weight}, on its own", fallback=False))
+            why = f"the bias of {weight}, on its own"
+            why += f"; {choice.why}" if choice.kind == "sparse" else ""
+            choices.append(replace(choice, why=why, fallback=False))
     # edad was chosen by bytes; what it takes is told all the same.
     choices = [replace(c, seconds=costs.seconds(c.num_bytes, c.flops)) for c in choices]
     return Plan(choices, costs.size)
@@ -242,7 +93,8 @@ def _takes_rows(layer: Layer) -> bool:
 
 
 _EXACT = (_methods.Dad, _methods.Exact)  # Edad is a Dad
-_BY_FACTORS = (*_EXACT, _methods.RankDad, _methods.Auto)
+_BY_FACTORS = (*_EXACT, _methods.RankDad, _methods.Vgc, _methods.VgcStrom, _methods.Auto)
+_SPARSE = (_methods.Vgc, _methods.VgcStrom, _methods.Strom, _methods.TopK)
 
 
 # Exact methods
@@ -367,22 +219,13 @@ def _single(layer: Layer, costs: Costs, most_rank: int) -> Choice:
         return replace(_low_rank(layer, _auto_rank_dad(layer, most_rank), costs), fallback=False)
     if isinstance(layer.method, _methods.Int8):
         return _int8(layer, layer.method, costs, "asked for")
+    if isinstance(layer.method, _methods.Qsgd):
+        return qsgd(layer, layer.method, costs)
+    if isinstance(layer.method, _methods.PowerSgd):
+        return _power_sgd(layer, layer.method, costs)
+    if isinstance(layer.method, _SPARSE):
+        return sparse(layer, layer.method, costs)
     return _dense(layer, costs, "asked for")
-
-
-def _dense(layer: Layer, costs: Costs, why: str, fallback: bool = False) -> Choice:
-    num_bytes = 2 * (costs.size - 1) / costs.size * layer.out * layer.columns * layer.element_bytes
-    return Choice(
-        kind="dense",
-        layers=(layer.name,),
-        biases=(None,),
-        text="none",
-        why=why,
-        num_bytes=num_bytes,
-        seconds=costs.seconds(num_bytes, 0.0),
-        rows=layer.rows,
-        fallback=fallback,
-    )
 
 
 def _exact(layer: Layer, costs: Costs) -> Choice:
@@ -468,7 +311,7 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     # The dense residual takes the gradient in either form; with many rows their product is most of the
     # work, and the framework's is as fast.
     rows_that_pay = (
-        int(_FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)) if feedback == "dense" else _ANY_ROWS
+        int(_FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)) if feedback == "dense" else ANY_ROWS
     )
     as_rows = (not layer.dense or not layer.used) and layer.rows <= rows_that_pay
     flops = 8.0 * rank * layer.out * columns
@@ -490,6 +333,20 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
         rows=layer.rows,
         most_rows=rows_that_pay if layer.used else 0,
     )
+
+
+def _power_sgd(layer: Layer, method: _methods.PowerSgd, costs: Costs) -> Choice:
+    """Of the formed gradient, and matrices only, as in the paper (arXiv:1905.13727)."""
+    if 1 < min(layer.out, layer.columns) <= method.rank:
+        return _dense(layer, costs, f"too small for rank {method.rank}", fallback=True)
+    by_power = _methods.RankDad(
+        rank=method.rank, combine="power", error_feedback=method.error_feedback, rest="none"
+    )
+    choice = _low_rank(layer, by_power, costs)
+    if choice.kind == "dense":
+        return replace(choice, why=choice.why.removesuffix("; rest=none"))
+    why = f"rank {method.rank} of {layer.out}x{layer.columns}"
+    return replace(choice, why=why, capture="off", most_rows=ANY_ROWS, label="powersgd")
 
 
 def _rest(layer: Layer, method: _methods.RankDad, costs: Costs, why: str) -> Choice:
@@ -521,4 +378,6 @@ def describe(choice: Choice) -> str:
     """The method as a user knows it."""
     if choice.kind == "factor":
         return "edad" if len(choice.layers) > 1 else "dad"
-    return {"low_rank": "rank_dad"}.get(choice.kind, choice.kind)
+    if choice.kind == "sparse":
+        return choice.option("rule")
+    return choice.label or {"low_rank": "rank_dad"}.get(choice.kind, choice.kind)

@@ -6,6 +6,7 @@ import time
 
 import torch
 
+from dad.compression import seed_from_environment
 from dad.planner import Costs
 from dad.process_sets import ProcessSet
 from dad.torch.functions import allgather_object
@@ -25,7 +26,12 @@ def measure_costs(process_set: ProcessSet, measures_rates: bool) -> Costs:
         mine = (_link_rate(process_set), product_rate())
         rates = map(min, zip(*allgather_object(mine, name="rates", process_set=process_set), strict=True))
     link, product = rates
-    return Costs(size=process_set.size(), bytes_per_second=link, flops_per_second=product)
+    return Costs(
+        size=process_set.size(),
+        bytes_per_second=link,
+        flops_per_second=product,
+        seed=seed_from_environment(),
+    )
 
 
 def _link_rate(process_set: ProcessSet) -> float:
