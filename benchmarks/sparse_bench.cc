@@ -1,0 +1,135 @@
+// What sparse gradients cost on one core.
+//
+//   cmake --build build --target dad_sparse_bench && build/benchmarks/dad_sparse_bench
+//
+// An argument chooses tables by name: codec.
+#include <time.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string_view>
+#include <vector>
+
+#include "codec/sparse_code.h"
+
+namespace dad {
+namespace {
+
+double ThreadSeconds() {
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// CPU time, the best of several runs: what the machine can do, whatever else it is busy
+// with.
+double BestSeconds(const std::function<void()>& run) {
+  double best = 1e9, total = 0;
+  for (int i = 0; i < 40 && (i < 5 || total < 1.0); ++i) {
+    const double begin = ThreadSeconds();
+    run();
+    const double seconds = ThreadSeconds() - begin;
+    best = std::min(best, seconds);
+    total += seconds;
+  }
+  return best;
+}
+
+// ---- codec: indices and codes <-> bytes
+
+constexpr int64_t kExtent = 32 << 20;
+
+std::vector<uint32_t> RandomIndex(double density) {
+  std::mt19937 random(1);
+  std::geometric_distribution<int64_t> gap(density);
+  std::vector<uint32_t> index;
+  for (int64_t i = gap(random); i < kExtent; i += 1 + gap(random)) {
+    index.push_back(static_cast<uint32_t>(i));
+  }
+  return index;
+}
+
+// A row: millions of indices per second.
+void CodecRow(Coding coding, double density, int value_bits, const std::vector<uint32_t>& index) {
+  std::mt19937 random(2);
+  std::vector<uint8_t> code(value_bits == 0 ? 0 : index.size());
+  for (uint8_t& c : code) c = static_cast<uint8_t>(random() & ((1u << value_bits) - 1));
+  const auto rate = [&](const std::function<void()>& run) {
+    return 1e-6 * static_cast<double>(index.size()) / BestSeconds(run);
+  };
+  std::vector<std::byte> bytes;
+  const double encode = rate([&] {
+    bytes.clear();
+    EncodeSparse(coding, kExtent, index, code, value_bits, bytes);
+  });
+  std::vector<uint32_t> decoded_index;
+  std::vector<uint8_t> decoded_code;
+  const double decode = rate([&] {
+    ByteReader in(bytes);
+    (void)DecodeSparse(coding, kExtent, value_bits, in, decoded_index, decoded_code);
+  });
+  const double in_blocks = rate([&] {
+    ByteReader in(bytes);
+    SparseReader reader(coding, kExtent, value_bits, in);
+    while (reader.Next()) {
+    }
+  });
+  std::vector<float> sum(static_cast<size_t>(kExtent));
+  float value_of[16];
+  for (int c = 0; c < 16; ++c) value_of[c] = static_cast<float>(c) - 8.0f;
+  const double add = rate([&] {
+    ByteReader in(bytes);
+    SparseReader reader(coding, kExtent, value_bits, in);
+    while (reader.Next()) {
+      for (size_t i = 0; i < reader.index().size(); ++i) {
+        sum[reader.index()[i]] += value_of[value_bits == 0 ? 0 : reader.code()[i]];
+      }
+    }
+  });
+  std::printf("%-6s %8.4f %6d %10.2f %10.0f %10.0f %10.0f %10.0f\n",
+              coding == Coding::kWord ? "word" : "rice", density, value_bits,
+              8.0 * static_cast<double>(bytes.size()) / static_cast<double>(index.size()), encode,
+              decode, in_blocks, add);
+}
+
+void Codec() {
+  std::printf("\nsparse code, of %ld elements: millions of indices per second\n",
+              static_cast<long>(kExtent));
+  std::printf("%-6s %8s %6s %10s %10s %10s %10s %10s\n", "coding", "density", "code", "bits/index",
+              "encode", "decode", "in blocks", "add");
+  for (const double density : {0.3, 0.1, 0.03, 0.01, 0.003, 0.001}) {
+    const std::vector<uint32_t> index = RandomIndex(density);
+    for (const Coding coding : {Coding::kWord, Coding::kRice}) {
+      CodecRow(coding, density, 4, index);
+    }
+  }
+  const std::vector<uint32_t> index = RandomIndex(0.01);
+  for (const Coding coding : {Coding::kWord, Coding::kRice}) {
+    for (const int value_bits : {1, 0}) CodecRow(coding, 0.01, value_bits, index);
+  }
+}
+
+// A new table is a function and a line here.
+struct Table {
+  std::string_view name;
+  void (*run)();
+};
+constexpr Table kTables[] = {{"codec", Codec}};
+
+int Main(int argc, char** argv) {
+  std::printf("one thread, best of several runs\n");
+  for (const Table& table : kTables) {
+    const bool chosen = argc < 2 || std::any_of(argv + 1, argv + argc, [&](const char* name) {
+                          return table.name == name;
+                        });
+    if (chosen) table.run();
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace dad
+
+int main(int argc, char** argv) { return dad::Main(argc, argv); }
