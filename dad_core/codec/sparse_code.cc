@@ -306,27 +306,37 @@ bool SparseReader::DecodeGaps(size_t n, uint32_t* index) {
   const uint64_t mask = (uint64_t{1} << k) - 1;
   // The last bit from which a whole word can be loaded, and one more.
   const uint64_t fast_end = rest_.size() < 8 ? 0 : (rest_.size() - 8) * 8 + 8;
+  // Gaps that one load mostly has. A number that stays the same is foretold by the CPU, one that
+  // depends on the bits is not.
+  const size_t group = std::max<size_t>(1, 44 / (k + 2));
   uint64_t bit = bit_;
   uint64_t next = next_;
-  for (size_t i = 0; i < n; ++i) {
-    uint64_t gap = 0;
-    bool is_short = bit < fast_end;
-    if (is_short) [[likely]] {
-      const uint64_t word = Load64(data + bit / 8) >> (bit % 8);
-      // Never more than kLoadBits, and then too long.
-      const auto quotient = static_cast<unsigned>(__builtin_ctzll(word | uint64_t{1} << kLoadBits));
-      is_short = quotient + 1 + k <= kLoadBits;
-      gap = (uint64_t{quotient} << k) | (word >> 1 >> quotient & mask);
-      if (is_short) bit += quotient + 1 + k;
+  for (size_t i = 0; i < n;) {
+    unsigned used = 0;
+    if (bit < fast_end) [[likely]] {
+      // The bit behind the good ones ends every quotient: a gap that takes it is too long.
+      uint64_t word = Load64(data + bit / 8) >> (bit % 8) | uint64_t{1} << kLoadBits;
+      const size_t end = std::min(n, i + group);
+      do {
+        const auto quotient = static_cast<unsigned>(__builtin_ctzll(word));
+        const unsigned length = quotient + 1 + k;
+        if (used + length > kLoadBits) [[unlikely]]
+          break;
+        next += (uint64_t{quotient} << k) | (word >> 1 >> quotient & mask);
+        index[i++] = static_cast<uint32_t>(next++);
+        used += length;
+        word >>= length;
+      } while (i < end);
+      bit += used;
     }
-    if (!is_short) [[unlikely]] {
+    if (used == 0) [[unlikely]] {
+      uint64_t gap = 0;
       bit_ = bit;
       if (!DecodeLongGap(&gap)) return false;
       bit = bit_;
+      next += gap;
+      index[i++] = static_cast<uint32_t>(next++);
     }
-    next += gap;
-    index[i] = static_cast<uint32_t>(next);
-    ++next;
   }
   bit_ = bit;
   next_ = next;
