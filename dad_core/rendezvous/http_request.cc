@@ -134,7 +134,9 @@ int64_t ContentLength(std::string_view head) {
   return -1;
 }
 
-Result<HttpReply> Parse(const std::string& bytes) {
+}  // namespace
+
+Result<HttpReply> ParseHttpReply(const std::string& bytes) {
   const Status bad = Status::Unavailable("not a complete HTTP reply");
   const size_t end = bytes.find("\r\n\r\n");
   if (end == std::string::npos || !bytes.starts_with("HTTP/1.")) return bad;
@@ -152,8 +154,6 @@ Result<HttpReply> Parse(const std::string& bytes) {
   return reply;
 }
 
-}  // namespace
-
 Result<HttpReply> HttpRequest(const std::string& host, const std::string& port,
                               const std::string& verb, const std::string& path,
                               const std::string& body, Clock::time_point deadline) {
@@ -166,7 +166,7 @@ Result<HttpReply> HttpRequest(const std::string& host, const std::string& port,
   DAD_RETURN_IF_ERROR(SendAll(fd, request, deadline));
   Result<std::string> bytes = ReceiveAll(fd, deadline);
   if (!bytes.ok()) return bytes.status();
-  return Parse(bytes.value());
+  return ParseHttpReply(bytes.value());
 }
 
 }  // namespace dad

@@ -13,6 +13,9 @@ struct HttpReply {
   std::string body;
 };
 
+// A whole reply; Unavailable if it is none, or cut short.
+Result<HttpReply> ParseHttpReply(const std::string& bytes);
+
 // Blocks until the reply is complete or `deadline` has passed.
 Result<HttpReply> HttpRequest(const std::string& host, const std::string& port,
                               const std::string& verb, const std::string& path,
