@@ -58,9 +58,11 @@ struct Slice {
 
 // What an exchange tells about a step besides its result.
 struct StepReport {
-  bool replan = false;      // some rank asks for a new plan; the same on every rank
-  bool not_finite = false;  // some rank's contribution was; all got NaN and no state changed
-  double effective = -1.0;  // the rank of what was applied, or the share of elements sent
+  bool replan = false;       // some rank asks for a new plan; the same on every rank
+  bool too_large = false;    // some rank's share would have been larger than dense's
+  bool not_finite = false;   // some rank's contribution was; all got NaN and no state changed
+  int not_finite_rank = -1;  // the first of them, where the exchange knows
+  double effective = -1.0;   // the rank of what was applied, or the share of elements sent
 };
 
 // This rank's part in one step. Pointers stay valid from Begin to Finish/Cancel.
@@ -130,6 +132,7 @@ struct ExchangeEnv {
   // must be the same.
   CpuLevel cpu_level = CpuLevel::kBaseline;
   StateStore* states = nullptr;  // null: nothing is kept (a set of one rank)
+  int threads = 1;               // that may work on one large tensor
 };
 
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be

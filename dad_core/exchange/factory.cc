@@ -11,7 +11,9 @@
 #include "exchange/int8.h"
 #include "exchange/low_rank.h"
 #include "exchange/method.h"
+#include "exchange/qsgd.h"
 #include "exchange/reduce_scatter.h"
+#include "exchange/sparse.h"
 
 namespace dad {
 namespace {
@@ -42,6 +44,8 @@ Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const Exc
   if (name == "factor") return MakeFactorExchange(spec, method.value(), env);
   if (name == "low_rank") return MakeLowRankExchange(spec, method.value(), env);
   if (name == "int8") return MakeInt8Exchange(spec, method.value(), env);
+  if (name == "sparse") return MakeSparseExchange(spec, method.value(), env);
+  if (name == "qsgd") return MakeQsgdExchange(spec, method.value(), env);
   return Refuse(spec, "unknown method \"" + spec.method + "\"");
 }
 
@@ -59,6 +63,11 @@ int64_t ExpectedBytes(const TensorSpec& spec) {
   const std::string& name = method.value().name();
   if (name == "low_rank") return LowRankBytes(method.value(), spec.dtype);
   if (name == "int8") return NumElements(spec.shape);
+  if (name == "sparse") return SparseShareBytes(spec, method.value());
+  if (name == "qsgd") {
+    const auto bits = method.value().Integer("bits", 4);
+    if (bits.ok()) return QsgdShareBytes(NumElements(spec.shape), static_cast<int>(bits.value()));
+  }
   if (name == "factor") return FactorBytes(method.value(), spec.dtype);
   return dense;
 }

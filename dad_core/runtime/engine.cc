@@ -1,6 +1,7 @@
 #include "dad/engine.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "runtime/request_state.h"
 #include "runtime/solo.h"
@@ -21,13 +22,22 @@ LogLevel ParseLevel(const std::string& name) {
   return LogLevel::kWarning;
 }
 
+// How many threads 0 stands for depends on the machine.
+Options WithThreads(Options options, const World& world) {
+  if (options.threads == 0) {
+    const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
+    options.threads = std::max<int64_t>(1, cores / std::max(1, world.local_size));
+  }
+  return options;
+}
+
 // Puts the parts together; all the work is the worker's.
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::unique_ptr<Transport> transport, World world, const StartUp& start,
              std::vector<std::vector<int>> process_sets)
       : world_(std::move(world)),
-        options_(start.options),
+        options_(WithThreads(start.options, world_)),
         worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets)) {
     worker_.timeline().SetOffset(start.clock_offset_us);
   }

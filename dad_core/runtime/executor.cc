@@ -270,8 +270,11 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   }
   if (request.meta.method != "none") {
     traffic.effective = request.report.effective;
-    request.result_value =
-        (request.report.replan ? kWantsPlan : 0) | (request.report.not_finite ? kNotFinite : 0);
+    const StepReport& report = request.report;
+    request.result_value = (report.replan ? kWantsPlan : 0) | (report.too_large ? kTooLarge : 0);
+    if (report.not_finite) {
+      request.result_value |= kNotFinite | int64_t{report.not_finite_rank + 1} << kRankShift;
+    }
   }
   if (request.meta.kind == OpKind::kAllReduce) {
     for (const Contribution& tensor : request.request.tensors) {

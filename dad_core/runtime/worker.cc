@@ -271,7 +271,8 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
-  const ExchangeEnv env{id, options_.direct_bytes, cpu_level_, &states_};
+  const ExchangeEnv env{id, options_.direct_bytes, cpu_level_, &states_,
+                        static_cast<int>(options_.threads)};
   slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);

@@ -24,6 +24,9 @@ class ByteWriter {
     for (; value >= 0x80; value >>= 7) Value(static_cast<uint8_t>(value | 0x80));
     Value(static_cast<uint8_t>(value));
   }
+  void Bytes(std::span<const std::byte> bytes) {
+    bytes_.insert(bytes_.end(), bytes.begin(), bytes.end());
+  }
   void Text(const std::string& text) {
     Varint(text.size());
     const auto* from = reinterpret_cast<const std::byte*>(text.data());

@@ -71,6 +71,10 @@ constexpr Row kTable[] = {
     {"deterministic", "0", "DAD_DETERMINISTIC", "",
      "Results do not depend on timing. Dense sums never do; other methods give up speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},
+    {"threads", "0", "DAD_THREADS", "",
+     "How many threads may work on one large tensor (sparse methods). 0: the machine's cores, "
+     "divided by its ranks.",
+     [](const std::string& t, Options& o) { return ParseInt(t, 0, o.threads); }},
     {"timeout_seconds", "30", "DAD_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS",
      "A peer that gives no sign of life for this long while we wait for it is an error.",
      [](const std::string& t, Options& o) { return ParseNumber(t, 0, o.timeout_seconds); }},

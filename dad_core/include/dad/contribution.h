@@ -17,12 +17,16 @@ struct RowsSegment {
   // follows from the layer above.
   TensorView d;
   int64_t out_begin = 0;  // which rows of W: an in-projection may use a part of them
+  // The row→sample map, for methods that look at the variance over samples: this many samples
+  // with N / samples adjacent rows each. 0: every row is a sample.
+  int64_t samples = 0;
 };
 
 // N rows x[k] of a gradient at the rows index[k] of W: an embedding. Indices may repeat.
 struct IndexedSegment {
-  TensorView index;  // N, int64
-  TensorView x;      // N × in
+  TensorView index;     // N, int64
+  TensorView x;         // N × in
+  int64_t samples = 0;  // as in RowsSegment
 };
 
 // What stands between a layer of a chain and the one above it.
@@ -45,6 +49,10 @@ struct LayerInput {
   // What the framework has added up by itself, where it has; data is null where not.
   TensorView dense;
   TensorView dense_bias;
+  // Methods that look at the variance: Σ over micro-batches of the squares of their parts of
+  // `dense`, in float32 or float64. Without data the dense part counts as one sample.
+  TensorView dense_square;
+  TensorView dense_bias_square;
   // Where the pooled gradient goes. Without data for a layer that only passes D on.
   TensorView output;
   TensorView output_bias;

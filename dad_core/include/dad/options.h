@@ -17,6 +17,7 @@ struct Options {
   int64_t cache_capacity = 0;
   int64_t direct_bytes = 0;
   bool deterministic = false;
+  int64_t threads = 0;
   double timeout_seconds = 0;
   double start_timeout_seconds = 0;
   bool stall_check = false;

@@ -28,12 +28,16 @@ class Ticket {
 
   // Valid after a successful Wait.
   virtual const std::vector<int64_t>& received_splits() const = 0;  // alltoall
-  // join: the last rank; add process set: its id; methods other than "none": kWantsPlan
-  // and kNotFinite, the same on every rank.
+  // join: the last rank; add process set: its id; methods other than "none": the flags below,
+  // the same on every rank.
   virtual int64_t value() const = 0;
 };
 
 inline constexpr int64_t kWantsPlan = 1;  // some rank asks for a new plan
-inline constexpr int64_t kNotFinite = 2;  // some rank's contribution was; the result is NaN
+// Some rank's contribution was not finite; the result is NaN. value() >> kRankShift is 1 + the
+// first such rank within the process set, or 0 where the method does not tell.
+inline constexpr int64_t kNotFinite = 2;
+inline constexpr int64_t kTooLarge = 4;  // some rank's share would have been larger than dense's
+inline constexpr int kRankShift = 8;
 
 }  // namespace dad

@@ -1,0 +1,852 @@
+#include "exchange/sparse.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <deque>
+#include <limits>
+#include <vector>
+
+#include "codec/accumulate.h"
+#include "codec/sparse_code.h"
+#include "codec/strom.h"
+#include "codec/topk.h"
+#include "codec/vgc.h"
+#include "exchange/share_io.h"
+#include "exchange/shares.h"
+#include "exchange/state_store.h"
+#include "linalg/moments.h"
+#include "util/aligned_buffer.h"
+#include "util/parallel.h"
+
+namespace dad {
+namespace {
+
+enum class Rule { kVgc, kVgcStrom, kStrom, kTopK };
+
+struct Settings {
+  Rule rule = Rule::kVgc;
+  LayerShape layer;
+  double alpha = 1;
+  double zeta = 0.999;
+  bool by_sample = false;
+  Coding coding = Coding::kRice;
+  bool feedback = false;
+  double tau = 4;
+  double tau_absolute = -1;  // negative: tau is relative
+  double ratio = 0.01;
+
+  bool has_variance() const { return rule == Rule::kVgc || rule == Rule::kVgcStrom; }
+  bool has_tau() const { return rule == Rule::kVgcStrom || rule == Rule::kStrom; }
+  bool absolute() const { return tau_absolute >= 0; }
+  bool keeps_residual() const { return rule != Rule::kTopK || feedback; }
+  int value_bits() const { return rule == Rule::kTopK ? 0 : has_tau() && absolute() ? 1 : 4; }
+  int64_t weight_count() const { return layer.out * layer.in; }
+  int64_t count() const { return layer.num_elements(); }
+};
+
+// Bits of a share's first byte.
+constexpr uint8_t kNotFiniteFlag = 1;
+constexpr uint8_t kReplanFlag = 2;
+constexpr uint8_t kTooLargeFlag = 4;
+constexpr uint8_t kAllFlags = 7;
+
+// Tensors from here on are worth several threads, and do not stay in the caches between steps.
+constexpr int64_t kLargeCount = 1 << 20;
+// Elements that one task works on where they need not be formed.
+constexpr int64_t kTaskCount = 1 << 16;
+// Below this a share is as small as messages get, whatever dense would have.
+constexpr int64_t kSmallShare = 64;
+
+template <typename T>
+constexpr DType DTypeOf() {
+  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
+}
+
+// Buffers of steps that are over, for the next ones: getting fresh pages from the system takes as
+// long as the work itself. Of the worker thread, and bounded, since each is as large as a tensor.
+class Spares {
+ public:
+  AlignedBuffer Take(size_t num_bytes) {
+    for (auto it = spares_.begin(); it != spares_.end(); ++it) {
+      if (it->size() != num_bytes) continue;
+      AlignedBuffer found = std::move(*it);
+      spares_.erase(it);
+      held_ -= num_bytes;
+      return found;
+    }
+    return AlignedBuffer(num_bytes);
+  }
+  void Give(AlignedBuffer buffer) {
+    if (buffer.size() == 0 || held_ + buffer.size() > kMostBytes) return;
+    held_ += buffer.size();
+    spares_.push_back(std::move(buffer));
+  }
+
+ private:
+  static constexpr size_t kMostBytes = 64 << 20;
+  std::deque<AlignedBuffer> spares_;
+  size_t held_ = 0;
+};
+thread_local Spares spares;
+
+// r and v of a layer: first the weight's elements, then the bias's.
+template <typename T>
+struct Accumulators {
+  AlignedBuffer r_bytes;
+  AlignedBuffer v_bytes;
+
+  Accumulators() = default;
+  Accumulators(int64_t count, bool with_variance)
+      : r_bytes(spares.Take(static_cast<size_t>(count) * sizeof(T))),
+        v_bytes(spares.Take(with_variance ? static_cast<size_t>(count) * sizeof(T) : 0)) {}
+
+  T* r() { return reinterpret_cast<T*>(r_bytes.data()); }
+  T* v() { return v_bytes.size() == 0 ? nullptr : reinterpret_cast<T*>(v_bytes.data()); }
+  void Clear() {
+    if (r_bytes.size() > 0) std::memset(r_bytes.data(), 0, r_bytes.size());
+    if (v_bytes.size() > 0) std::memset(v_bytes.data(), 0, v_bytes.size());
+  }
+  void Release() {
+    spares.Give(std::move(r_bytes));
+    spares.Give(std::move(v_bytes));
+    r_bytes = AlignedBuffer();
+    v_bytes = AlignedBuffer();
+  }
+};
+
+// The numbers with which a tensor's codes become values; for the sender and the receivers.
+template <typename T>
+struct Scale {
+  int e_max = 0;  // vgc
+  float tau = 0;  // strom, vgc_strom
+
+  void Values(const Settings& settings, T* values) const {
+    if (settings.rule == Rule::kVgc) VgcValues(e_max, values);
+    if (settings.has_tau()) StromValues(tau, !settings.absolute(), values);
+  }
+  void Write(const Settings& settings, ByteWriter& out) const {
+    if (settings.rule == Rule::kVgc) out.Value(static_cast<int16_t>(e_max));
+    if (settings.has_tau()) out.Value(tau);
+  }
+  // Whether a sender could have written it.
+  bool Read(const Settings& settings, ByteReader& in) {
+    if (settings.rule == Rule::kVgc) {
+      e_max = in.Value<int16_t>();
+      using Limits = std::numeric_limits<T>;
+      return in.ok() && e_max < Limits::max_exponent &&
+             e_max >= Limits::min_exponent - Limits::digits;
+    }
+    if (settings.has_tau()) {
+      tau = in.Value<float>();
+      return in.ok() && std::isfinite(tau) && tau >= 0;
+    }
+    return in.ok();
+  }
+};
+
+// Adds what a share sends of a tensor of `count` elements to `sum`, times `sign`; the number of
+// elements added, or why it is malformed.
+template <typename T>
+Result<int64_t> AddTensor(const Settings& settings, int64_t count, ByteReader& in, T sign, T* sum) {
+  Scale<T> scale;
+  if (!scale.Read(settings, in)) return Status::InvalidArgument("a bad scale");
+  T values[16] = {};
+  scale.Values(settings, values);
+  for (T& value : values) value *= sign;
+  int64_t added = 0;
+  const int64_t chunk = MaxSparseExtent(settings.value_bits());
+  for (int64_t begin = 0; begin < count; begin += chunk) {
+    const int64_t extent = std::min(chunk, count - begin);
+    T* out = sum + begin;
+    if (settings.rule == Rule::kTopK) {
+      std::vector<uint32_t> index;
+      std::vector<uint8_t> code;
+      DAD_RETURN_IF_ERROR(DecodeSparse(settings.coding, extent, 0, in, index, code));
+      const auto bytes = in.Take(index.size() * sizeof(T));
+      if (!in.ok()) return Status::InvalidArgument("values are missing");
+      for (size_t k = 0; k < index.size(); ++k) {
+        T value;
+        std::memcpy(&value, bytes.data() + k * sizeof value, sizeof value);
+        if (!std::isfinite(value)) return Status::InvalidArgument("a value is not finite");
+        out[index[k]] += sign * value;
+      }
+      added += static_cast<int64_t>(index.size());
+      continue;
+    }
+    SparseReader reader(settings.coding, extent, settings.value_bits(), in);
+    while (reader.Next()) {
+      const auto index = reader.index();
+      const auto code = reader.code();
+      for (size_t k = 0; k < index.size(); ++k) out[index[k]] += values[code[k]];
+      added += static_cast<int64_t>(index.size());
+    }
+    if (!reader.status().ok()) return reader.status();
+  }
+  return added;
+}
+
+template <typename T>
+class SparseState final : public ExchangeState {
+ public:
+  explicit SparseState(const Settings& settings) : settings_(settings) {}
+
+  void Export(std::vector<StateTensor>& out) override {
+    Save("residual", kept.r_bytes, out);
+    Save("variance", kept.v_bytes, out);
+    if (!settings_.has_tau() || settings_.absolute()) return;
+    StateTensor tau{"tau", DType::kFloat64, {2}, {}};
+    tau.bytes.resize(sizeof mean_rms);
+    std::memcpy(tau.bytes.data(), mean_rms.data(), sizeof mean_rms);
+    out.push_back(std::move(tau));
+  }
+
+  Status Import(const std::vector<StateTensor>& tensors) override {
+    for (const StateTensor& tensor : tensors) {
+      if (tensor.name == "tau") {
+        if (tensor.bytes.size() != sizeof mean_rms) return Status::InvalidArgument("a bad tau");
+        std::memcpy(mean_rms.data(), tensor.bytes.data(), sizeof mean_rms);
+        continue;
+      }
+      const size_t expected = static_cast<size_t>(settings_.count()) * sizeof(T);
+      if (tensor.dtype != DTypeOf<T>() || tensor.bytes.size() != expected) {
+        return Status::InvalidArgument("a saved " + tensor.name + " of " +
+                                       std::to_string(tensor.bytes.size()) + " bytes, expected " +
+                                       std::to_string(expected));
+      }
+      MakeRoom();
+      AlignedBuffer& to = tensor.name == "variance" ? kept.v_bytes : kept.r_bytes;
+      if (to.size() == expected) std::memcpy(to.data(), tensor.bytes.data(), expected);
+    }
+    return Status::Ok();
+  }
+
+  // What this rank had sent waits again.
+  void ReturnLast() override {
+    if (last_share.empty() || kept.r_bytes.size() == 0) return;
+    ByteReader in(last_share);
+    in.Value<uint8_t>();
+    (void)AddTensor(settings_, settings_.weight_count(), in, T(1), kept.r());
+    if (settings_.layer.bias) {
+      (void)AddTensor(settings_, settings_.layer.out, in, T(1),
+                      kept.r() + settings_.weight_count());
+    }
+    last_share.clear();
+  }
+
+  void MakeRoom() {
+    if (kept.r_bytes.size() > 0 || !settings_.keeps_residual()) return;
+    kept = Accumulators<T>(settings_.count(), settings_.has_variance());
+    kept.Clear();
+  }
+
+  const Settings& settings() const { return settings_; }
+
+  Accumulators<T> kept;
+  std::array<double, 2> mean_rms = {};  // of the gradient of weight and bias; 0: none so far
+  std::vector<std::byte> last_share;    // of the last step, if it sent something
+
+ private:
+  void Save(const char* name, const AlignedBuffer& values, std::vector<StateTensor>& out) const {
+    if (values.size() == 0) return;
+    StateTensor tensor{name, DTypeOf<T>(), {settings_.count()}, {}};
+    tensor.bytes.assign(values.data(), values.data() + values.size());
+    out.push_back(std::move(tensor));
+  }
+
+  const Settings settings_;
+};
+
+template <typename T>
+class SparseExchange final : public Exchange {
+ public:
+  SparseExchange(const TensorSpec& spec, const Settings& settings, const ExchangeEnv& env)
+      : spec_(spec), settings_(settings), env_(env) {}
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    group_ = group;
+    step_ = input;
+    not_finite_rank_ = -1;
+    any_replan_ = any_too_large_ = false;
+    share_.clear();
+    // Asked for in every step: a checkpoint may have put another in its place.
+    DAD_RETURN_IF_ERROR(FindState());
+    if (input.mine == nullptr) return Status::Ok();
+    if (input.mine->layers.size() != 1) {
+      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
+                                     std::to_string(input.mine->layers.size()));
+    }
+    MakeShare();
+    return Status::Ok();
+  }
+
+  int num_rounds() const override { return 1; }
+
+  bool SendsLength(int, int peer) const override { return Travels(group_.rank, peer); }
+  int64_t ReceiveBytes(int, int peer) const override { return Travels(peer, group_.rank) ? -1 : 0; }
+
+  Status Send(int, int peer, GatherBuffer& out) override {
+    if (Travels(group_.rank, peer)) out.Reference(share_.data(), share_.size());
+    return Status::Ok();
+  }
+
+  Status Receive(int, std::span<const ByteSpan> shares) override {
+    for (int r = 0; r < group_.size; ++r) {
+      if (r != group_.rank && !Travels(r, group_.rank)) {
+        DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
+      }
+    }
+    if (step_.mine == nullptr) return Status::Ok();
+    const LayerInput& layer = step_.mine->layers[0];
+    T* weight = SumFor(layer.output, settings_.weight_count(), 0);
+    T* bias = settings_.layer.bias ? SumFor(layer.output_bias, settings_.layer.out, 1) : nullptr;
+    added_ = 0;
+    for (int r = 0; r < group_.size; ++r) {
+      if (group_.Joined(r)) continue;
+      const ByteSpan share = r == group_.rank ? ByteSpan(share_) : shares[static_cast<size_t>(r)];
+      DAD_RETURN_IF_ERROR(AddShare(r, share, weight, bias));
+    }
+    return Status::Ok();
+  }
+
+  Status Finish() override {
+    if (step_.mine == nullptr) return Status::Ok();
+    const LayerInput& layer = step_.mine->layers[0];
+    WriteResult(layer.output, settings_.weight_count(), 0);
+    if (settings_.layer.bias) WriteResult(layer.output_bias, settings_.layer.out, 1);
+    if (step_.report != nullptr) {
+      step_.report->replan = any_replan_;
+      step_.report->too_large = any_too_large_;
+      step_.report->not_finite = not_finite_rank_ >= 0;
+      step_.report->not_finite_rank = not_finite_rank_;
+      const auto all = static_cast<double>(std::max<int64_t>(1, settings_.count() * group_.size));
+      step_.report->effective = static_cast<double>(added_) / all;
+    }
+    if (not_finite_rank_ < 0) Commit();
+    next_.Release();
+    for (std::vector<T>& sum : sums_) sum = {};
+    return Status::Ok();
+  }
+
+  void Cancel() override { next_.Release(); }
+
+ private:
+  bool Travels(int from, int to) const {
+    return from != to && !group_.Joined(from) && !group_.Joined(to);
+  }
+
+  Status FindState() {
+    auto make = [&] { return std::make_shared<SparseState<T>>(settings_); };
+    if (env_.states == nullptr) {
+      state_ = make();
+    } else {
+      auto found = env_.states->template Get<SparseState<T>>(
+          {env_.process_set, spec_.stream, spec_.name}, make);
+      if (!found.ok()) {
+        return Status::InvalidArgument("\"" + spec_.name + "\": " + found.status().message());
+      }
+      state_ = std::move(found).value();
+    }
+    const Settings& had = state_->settings();
+    if (had.count() != settings_.count() || had.has_variance() != settings_.has_variance() ||
+        had.keeps_residual() != settings_.keeps_residual()) {
+      return Status::InvalidArgument("\"" + spec_.name + "\": its state is that of another method");
+    }
+    state_->MakeRoom();
+    return Status::Ok();
+  }
+
+  // ---- this rank's share
+
+  // One of the layer's two tensors.
+  struct Part {
+    int number;     // 0: weight, 1: bias
+    int64_t begin;  // of its elements in r and v
+    int64_t count;
+  };
+
+  std::vector<Part> Parts() const {
+    std::vector<Part> parts = {{0, 0, settings_.weight_count()}};
+    if (settings_.layer.bias) parts.push_back({1, settings_.weight_count(), settings_.layer.out});
+    return parts;
+  }
+
+  void MakeShare() {
+    const uint8_t replan = step_.mine->replan ? kReplanFlag : 0;
+    converted_.clear();
+    next_ = Accumulators<T>(settings_.count(), settings_.has_variance());
+    next_rms_ = state_->mean_rms;
+    const SampleMoments<T> moments = CollectMoments();
+    ByteWriter out;
+    out.Value(replan);
+    std::vector<std::vector<Selected<T>>> unsent;
+    bool finite = true;
+    for (const Part& part : Parts()) {
+      std::vector<Selected<T>> chunks;
+      Scale<T> scale;
+      finite = finite && Gather(moments, part, scale, chunks);
+      if (!finite) break;
+      unsent.push_back(Encode(part, scale, chunks, out));
+    }
+    plain_ = nullptr;
+    if (!finite) {
+      share_ = {std::byte(kNotFiniteFlag | replan)};
+    } else if (static_cast<int64_t>(out.bytes().size()) > DenseBytes()) {
+      // Everything waits; the next plan sends it dense.
+      share_ = {std::byte(kTooLargeFlag | kReplanFlag)};
+      const std::vector<Part> parts = Parts();
+      for (size_t p = 0; p < parts.size(); ++p) PutBack(parts[p], unsent[p]);
+    } else {
+      share_ = out.bytes();
+    }
+  }
+
+  // What a dense sum would send to each peer.
+  int64_t DenseBytes() const {
+    const int64_t bytes = settings_.count() * static_cast<int64_t>(SizeOf(spec_.dtype));
+    return std::max(kSmallShare, 2 * bytes / group_.size);
+  }
+
+  MatrixView<const T> AsMatrix(const TensorView& values, int64_t rows, int64_t cols) {
+    if (values.dtype == DTypeOf<T>()) return ViewOf(static_cast<const T*>(values.data), rows, cols);
+    std::vector<T>& wide = converted_.emplace_back(static_cast<size_t>(rows * cols));
+    ConvertTo(values, wide.data());
+    return ViewOf<const T>(wide.data(), rows, cols);
+  }
+  const T* AsArray(const TensorView& values, int64_t count) {
+    return values.data == nullptr ? nullptr : AsMatrix(values, 1, count).data;
+  }
+
+  SampleMoments<T> CollectMoments() {
+    const LayerInput& layer = step_.mine->layers[0];
+    const int64_t m = settings_.layer.out, n = settings_.layer.in;
+    const T scale = static_cast<T>(step_.mine->scale * spec_.prescale);
+    SampleMoments<T> moments(env_.cpu_level, m, n, settings_.has_variance(), settings_.by_sample);
+    for (const RowsSegment& segment : layer.rows) {
+      const int64_t rows = segment.a.shape[0];
+      const int64_t out_count = segment.d.shape[1];
+      moments.AddRows({AsMatrix(segment.d, rows, out_count), AsMatrix(segment.a, rows, n), scale,
+                       out_count == m ? 0 : segment.out_begin},
+                      Divides(segment.samples, rows));
+    }
+    for (const IndexedSegment& segment : layer.indexed) {
+      const int64_t rows = segment.index.num_elements();
+      moments.AddIndexed(
+          {static_cast<const int64_t*>(segment.index.data), AsMatrix(segment.x, rows, n), scale},
+          Divides(segment.samples, rows));
+    }
+    if (layer.dense.data != nullptr) {
+      const DenseTerm<T> term = {AsMatrix(layer.dense, m, n), AsArray(layer.dense_bias, m), scale};
+      const T* square = AsArray(layer.dense_square, m * n);
+      const T* bias_square = AsArray(layer.dense_bias_square, m);
+      moments.AddDense(term, square, bias_square);
+      // The common case needs no block of its own: it is read where it lies.
+      if (layer.rows.empty() && layer.indexed.empty()) plain_ = term.g.data;
+      plain_square_ = square;
+    }
+    plain_scale_ = scale;
+    moments.Prepare();
+    return moments;
+  }
+
+  static int64_t Divides(int64_t samples, int64_t rows) {
+    return samples > 0 && rows % samples == 0 ? samples : 0;
+  }
+
+  // Adds the gradient to r and v and finds what is worth sending. False if something is not finite.
+  bool Gather(const SampleMoments<T>& moments, const Part& part, Scale<T>& scale,
+              std::vector<Selected<T>>& chunks) {
+    std::vector<T> g, s;
+    const T* formed = nullptr;  // G as a whole, where it is to be had
+    const T* squares = nullptr;
+    T factor = 1;
+    if (part.number == 1) {
+      g.resize(static_cast<size_t>(part.count));
+      s.resize(settings_.has_variance() ? g.size() : 0);
+      moments.Bias(g.data(), s.empty() ? nullptr : s.data());
+      formed = g.data();
+      squares = s.empty() ? nullptr : s.data();
+    } else if (plain_ != nullptr) {
+      formed = plain_;
+      squares = plain_square_;
+      factor = plain_scale_;
+    } else if (settings_.has_tau() && !settings_.absolute()) {
+      // τ comes before the pass, so G is wanted twice.
+      g.resize(static_cast<size_t>(part.count));
+      FormGradient(moments, g.data());
+      formed = g.data();
+    }
+    if (!FindTau(part, formed, factor, scale)) return false;
+    SelectRule<T> rule;
+    rule.alpha = settings_.alpha;
+    rule.zeta = static_cast<T>(settings_.zeta);
+    if (settings_.has_tau()) rule.tau = static_cast<T>(scale.tau);
+    // Nothing passes: topk chooses afterwards, and without a τ there has been no gradient.
+    const bool none = settings_.rule == Rule::kTopK || (settings_.has_tau() && scale.tau == 0);
+    if (none) rule.tau = std::numeric_limits<T>::infinity();
+    const bool by_blocks = formed == nullptr || (settings_.has_variance() && squares == nullptr &&
+                                                 part.number == 0 && plain_ == nullptr);
+    return by_blocks ? GatherBlocks(moments, part, rule, formed, chunks)
+                     : GatherFormed(part, rule, formed, squares, factor, chunks);
+  }
+
+  void FormGradient(const SampleMoments<T>& moments, T* g) const {
+    const int64_t rows = settings_.layer.out, block = moments.block_rows();
+    for (int64_t begin = 0; begin < rows; begin += block) {
+      moments.Block(begin, std::min(block, rows - begin), g + begin * settings_.layer.in, nullptr);
+    }
+  }
+
+  // False if the gradient is not finite.
+  bool FindTau(const Part& part, const T* g, T factor, Scale<T>& scale) {
+    if (!settings_.has_tau()) return true;
+    if (settings_.absolute()) {
+      scale.tau = static_cast<float>(settings_.tau_absolute);
+      return true;
+    }
+    const double rms = RootMeanSquare(g, part.count, factor);
+    if (!std::isfinite(rms)) return false;
+    double& mean = next_rms_[static_cast<size_t>(part.number)];
+    mean = mean == 0 ? rms : 0.9 * mean + 0.1 * rms;
+    const double tau = settings_.tau * mean;
+    // A τ beyond the range of a float would not be one.
+    scale.tau =
+        static_cast<float>(std::min(tau, static_cast<double>(std::numeric_limits<float>::max())));
+    return true;
+  }
+
+  AccumulateBlock<T> BlockOf(const Part& part, int64_t begin, int64_t count) {
+    AccumulateBlock<T> block;
+    const int64_t at = part.begin + begin;
+    block.count = count;
+    block.new_r = next_.r() + at;
+    block.new_v = settings_.has_variance() ? next_.v() + at : nullptr;
+    block.r = settings_.keeps_residual() ? state_->kept.r() + at : zeros_.data();
+    block.v = settings_.has_variance() ? state_->kept.v() + at : nullptr;
+    block.first = static_cast<uint32_t>(begin % MaxSparseExtent(settings_.value_bits()));
+    block.stream = settings_.count() >= kLargeCount;
+    return block;
+  }
+
+  // Puts what tasks have found together, chunk by chunk. A task is within one chunk.
+  struct Found {
+    int64_t begin = 0;
+    bool finite = true;
+    Selected<T> selected;
+  };
+  bool Collect(const Part& part, std::vector<Found>& tasks, std::vector<Selected<T>>& chunks) {
+    const int64_t chunk = MaxSparseExtent(settings_.value_bits());
+    chunks.resize(static_cast<size_t>((part.count + chunk - 1) / chunk));
+    for (Found& task : tasks) {
+      if (!task.finite) return false;
+      Selected<T>& to = chunks[static_cast<size_t>(task.begin / chunk)];
+      if (to.index.empty()) {
+        to = std::move(task.selected);
+      } else {
+        to.Append(task.selected);
+      }
+    }
+    return true;
+  }
+
+  int Threads() const { return settings_.count() >= kLargeCount ? env_.threads : 1; }
+
+  bool GatherFormed(const Part& part, const SelectRule<T>& rule, const T* g, const T* s, T factor,
+                    std::vector<Selected<T>>& chunks) {
+    if (!settings_.keeps_residual()) zeros_.assign(static_cast<size_t>(kTaskCount), T(0));
+    std::vector<Found> tasks(static_cast<size_t>((part.count + kTaskCount - 1) / kTaskCount));
+    ParallelFor(static_cast<int64_t>(tasks.size()), Threads(), [&](int64_t t) {
+      Found& task = tasks[static_cast<size_t>(t)];
+      task.begin = t * kTaskCount;
+      AccumulateBlock<T> block =
+          BlockOf(part, task.begin, std::min(kTaskCount, part.count - task.begin));
+      block.g = g + task.begin;
+      block.s = s == nullptr ? nullptr : s + task.begin;
+      block.scale = factor;
+      task.finite = Accumulate(env_.cpu_level, rule, block, task.selected);
+    });
+    return Collect(part, tasks, chunks);
+  }
+
+  // Forms a block of rows of G and S in the cache, and goes on with it there.
+  bool GatherBlocks(const SampleMoments<T>& moments, const Part& part, const SelectRule<T>& rule,
+                    const T* formed, std::vector<Selected<T>>& chunks) {
+    const int64_t m = settings_.layer.out, n = settings_.layer.in;
+    const int64_t rows = moments.block_rows();
+    const int64_t chunk = MaxSparseExtent(settings_.value_bits());
+    if (!settings_.keeps_residual()) zeros_.assign(static_cast<size_t>(rows * n), T(0));
+    std::vector<Found> tasks(static_cast<size_t>((m + rows - 1) / rows));
+    ParallelFor(static_cast<int64_t>(tasks.size()), Threads(), [&](int64_t t) {
+      Found& task = tasks[static_cast<size_t>(t)];
+      const int64_t row = t * rows;
+      const int64_t count = std::min(rows, m - row) * n;
+      std::vector<T> g(formed == nullptr ? static_cast<size_t>(count) : 0);
+      std::vector<T> s(settings_.has_variance() ? static_cast<size_t>(count) : 0);
+      moments.Block(row, std::min(rows, m - row), g.empty() ? nullptr : g.data(),
+                    s.empty() ? nullptr : s.data());
+      task.begin = row * n;
+      // A block that reaches into the next chunk is cut there.
+      for (int64_t done = 0; done < count;) {
+        const int64_t begin = row * n + done;
+        const int64_t part_count = std::min(count - done, chunk - begin % chunk);
+        AccumulateBlock<T> block = BlockOf(part, begin, part_count);
+        block.g = formed == nullptr ? g.data() + done : formed + begin;
+        block.s = s.empty() ? nullptr : s.data() + done;
+        task.finite = Accumulate(env_.cpu_level, rule, block, task.selected) && task.finite;
+        done += part_count;
+      }
+    });
+    SplitAtChunks(chunk, n, rows, tasks);
+    return Collect(part, tasks, chunks);
+  }
+
+  // Indices begin anew in each chunk: a task that spans two has found some of both.
+  void SplitAtChunks(int64_t chunk, int64_t n, int64_t rows, std::vector<Found>& tasks) {
+    for (size_t t = 0; t < tasks.size(); ++t) {
+      const int64_t room = chunk - tasks[t].begin % chunk;
+      if (rows * n <= room) continue;
+      Found second;
+      second.begin = tasks[t].begin + room;
+      second.finite = tasks[t].finite;
+      Selected<T>& all = tasks[t].selected;
+      const auto first_index = static_cast<uint32_t>(tasks[t].begin % chunk);
+      size_t cut = 0;
+      while (cut < all.index.size() && all.index[cut] >= first_index) ++cut;
+      const auto at = static_cast<int64_t>(cut);
+      second.selected.index.assign(all.index.begin() + at, all.index.end());
+      second.selected.r.assign(all.r.begin() + at, all.r.end());
+      if (!all.v.empty()) second.selected.v.assign(all.v.begin() + at, all.v.end());
+      all.index.resize(cut);
+      all.r.resize(cut);
+      if (!all.v.empty()) all.v.resize(cut);
+      tasks.insert(tasks.begin() + static_cast<int64_t>(t) + 1, std::move(second));
+      ++t;
+    }
+  }
+
+  // Appends the part to the share, and returns what it would take to put it back.
+  std::vector<Selected<T>> Encode(const Part& part, Scale<T>& scale,
+                                  std::vector<Selected<T>>& chunks, ByteWriter& out) {
+    const int64_t chunk = MaxSparseExtent(settings_.value_bits());
+    if (settings_.rule == Rule::kTopK) return EncodeTopK(part, out);
+    if (settings_.rule == Rule::kVgc) scale.e_max = VgcTop<T>(chunks);
+    scale.Write(settings_, out);
+    std::vector<std::byte> bytes;
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const int64_t begin = static_cast<int64_t>(c) * chunk;
+      T* r = next_.r() + part.begin + begin;
+      T* v = settings_.has_variance() ? next_.v() + part.begin + begin : nullptr;
+      const Coded coded = settings_.rule == Rule::kVgc
+                              ? EncodeVgc(scale.e_max, static_cast<T>(settings_.zeta),
+                                          settings_.feedback, chunks[c], r, v)
+                              : EncodeStrom(scale.tau, !settings_.absolute(), chunks[c], r, v);
+      EncodeSparse(settings_.coding, std::min(chunk, part.count - begin), coded.index, coded.code,
+                   settings_.value_bits(), bytes);
+    }
+    out.Bytes(bytes);
+    return std::move(chunks);
+  }
+
+  std::vector<Selected<T>> EncodeTopK(const Part& part, ByteWriter& out) {
+    T* r = next_.r() + part.begin;
+    const auto k =
+        static_cast<int64_t>(std::ceil(settings_.ratio * static_cast<double>(part.count)));
+    TopKLimit limit = FindTopK(r, part.count, std::clamp<int64_t>(k, 0, part.count));
+    std::vector<Selected<T>> taken;
+    const int64_t chunk = MaxSparseExtent(0);
+    for (int64_t begin = 0; begin < part.count; begin += chunk) {
+      const int64_t count = std::min(chunk, part.count - begin);
+      Selected<T>& selected = taken.emplace_back();
+      TakeTopK(r + begin, count, limit, selected.index, selected.r);
+      std::vector<std::byte> bytes;
+      EncodeSparse(settings_.coding, count, selected.index, {}, 0, bytes);
+      out.Bytes(bytes);
+      out.Bytes(std::as_bytes(std::span(selected.r)));
+      for (uint32_t i : selected.index) r[begin + i] = T(0);
+    }
+    return taken;
+  }
+
+  // As if nothing of it had been selected.
+  void PutBack(const Part& part, const std::vector<Selected<T>>& chunks) {
+    const int64_t chunk = MaxSparseExtent(settings_.value_bits());
+    for (size_t c = 0; c < chunks.size(); ++c) {
+      const int64_t begin = part.begin + static_cast<int64_t>(c) * chunk;
+      for (size_t k = 0; k < chunks[c].index.size(); ++k) {
+        const int64_t i = begin + chunks[c].index[k];
+        next_.r()[i] = chunks[c].r[k];
+        if (settings_.has_variance()) {
+          next_.v()[i] = chunks[c].v[k] * static_cast<T>(settings_.zeta);
+        }
+      }
+    }
+  }
+
+  // ---- the sum of all shares
+
+  // Where a tensor's sum is formed: in the output itself, if it has our type.
+  T* SumFor(const TensorView& output, int64_t count, size_t number) {
+    T* sum = static_cast<T*>(output.data);
+    if (output.dtype != DTypeOf<T>()) {
+      sums_[number].resize(static_cast<size_t>(count));
+      sum = sums_[number].data();
+    }
+    if (count > 0) std::memset(sum, 0, static_cast<size_t>(count) * sizeof(T));
+    return sum;
+  }
+
+  Status AddShare(int rank, ByteSpan share, T* weight, T* bias) {
+    ByteReader in(share);
+    const auto flags = in.Value<uint8_t>();
+    if (!in.ok() || (flags & ~kAllFlags) != 0) return Malformed(rank, "bad flags");
+    any_replan_ = any_replan_ || (flags & kReplanFlag) != 0;
+    any_too_large_ = any_too_large_ || (flags & kTooLargeFlag) != 0;
+    if ((flags & kNotFiniteFlag) != 0 && not_finite_rank_ < 0) not_finite_rank_ = rank;
+    if ((flags & (kNotFiniteFlag | kTooLargeFlag)) == 0) {
+      Result<int64_t> added = AddTensor(settings_, settings_.weight_count(), in, T(1), weight);
+      if (!added.ok()) return Malformed(rank, added.status().message());
+      added_ += added.value();
+      if (bias != nullptr) {
+        added = AddTensor(settings_, settings_.layer.out, in, T(1), bias);
+        if (!added.ok()) return Malformed(rank, added.status().message());
+        added_ += added.value();
+      }
+    }
+    return in.AtEnd() ? Status::Ok() : Malformed(rank, "bytes are left over");
+  }
+
+  Status Malformed(int rank, const std::string& what) const {
+    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
+                                   " sent a malformed share: " + what);
+  }
+
+  void WriteResult(const TensorView& output, int64_t count, size_t number) {
+    const bool direct = output.dtype == DTypeOf<T>();
+    T* sum = direct ? static_cast<T*>(output.data) : sums_[number].data();
+    if (not_finite_rank_ >= 0) {
+      std::fill_n(sum, count, std::numeric_limits<T>::quiet_NaN());
+    } else {
+      const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
+      const T factor = static_cast<T>(spec_.postscale);
+      if (divisor != T(1) || factor != T(1)) {
+        for (int64_t i = 0; i < count; ++i) sum[i] = sum[i] / divisor * factor;
+      }
+    }
+    if (!direct) ConvertFrom(sum, output);
+  }
+
+  // The step is over and good: what it has made takes the place of what there was.
+  void Commit() {
+    if (settings_.keeps_residual()) std::swap(state_->kept, next_);
+    state_->mean_rms = next_rms_;
+    const bool sent = (std::to_integer<uint8_t>(share_[0]) & kTooLargeFlag) == 0;
+    state_->last_share = sent ? std::move(share_) : std::vector<std::byte>();
+  }
+
+  const TensorSpec spec_;
+  const Settings settings_;
+  const ExchangeEnv env_;
+  Group group_;
+  StepInput step_;
+  std::shared_ptr<SparseState<T>> state_;
+  // Of the step.
+  Accumulators<T> next_;
+  std::array<double, 2> next_rms_ = {};
+  std::vector<std::byte> share_;
+  std::deque<std::vector<T>> converted_;
+  std::vector<T> zeros_;
+  const T* plain_ = nullptr;  // the gradient, where it comes formed and whole
+  const T* plain_square_ = nullptr;
+  T plain_scale_ = 1;
+  std::array<std::vector<T>, 2> sums_;
+  int64_t added_ = 0;
+  int not_finite_rank_ = -1;
+  bool any_replan_ = false;
+  bool any_too_large_ = false;
+};
+
+Result<Settings> ParseSettings(const MethodText& method) {
+  Settings settings;
+  auto wrong = [](const std::string& what) { return Status::InvalidArgument(what); };
+  const std::string rule = method.Text("rule", "vgc");
+  if (rule == "vgc") {
+    settings.rule = Rule::kVgc;
+  } else if (rule == "vgc_strom") {
+    settings.rule = Rule::kVgcStrom;
+  } else if (rule == "strom") {
+    settings.rule = Rule::kStrom;
+  } else if (rule == "topk") {
+    settings.rule = Rule::kTopK;
+  } else {
+    return wrong("rule=" + rule + " is none of vgc, vgc_strom, strom, topk");
+  }
+  const std::string coding = method.Text("coding", "rice");
+  if (coding != "rice" && coding != "word")
+    return wrong("coding=" + coding + " is neither rice nor word");
+  settings.coding = coding == "word" ? Coding::kWord : Coding::kRice;
+  const std::string variance = method.Text("variance", "row");
+  if (variance != "row" && variance != "sample")
+    return wrong("variance=" + variance + " is neither row nor sample");
+  settings.by_sample = variance == "sample";
+  const auto feedback = method.Integer("feedback", settings.rule == Rule::kTopK ? 1 : 0);
+  DAD_RETURN_IF_ERROR(feedback.status());
+  settings.feedback = feedback.value() != 0;
+  struct Number {
+    const char* name;
+    double* value;
+    double low, high;
+  };
+  constexpr double kMost = std::numeric_limits<float>::max();
+  for (const Number& number :
+       {Number{"alpha", &settings.alpha, 0, kMost}, Number{"zeta", &settings.zeta, 0, 1},
+        Number{"tau", &settings.tau, 0, kMost},
+        Number{"tau_absolute", &settings.tau_absolute, 0, kMost},
+        Number{"ratio", &settings.ratio, 0, 1}}) {
+    if (method.Text(number.name, "").empty()) continue;
+    const auto value = method.Real(number.name, 0);
+    DAD_RETURN_IF_ERROR(value.status());
+    if (!(value.value() >= number.low && value.value() <= number.high)) {
+      return wrong(std::string(number.name) + " is out of range");
+    }
+    *number.value = value.value();
+  }
+  if (method.layers().size() != 1) return wrong("it needs one layer");
+  settings.layer = method.layers()[0];
+  return settings;
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
+                                                     const MethodText& method,
+                                                     const ExchangeEnv& env) {
+  auto wrong = [&](const std::string& what) {
+    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
+                                   "\": " + what);
+  };
+  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
+  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
+    return wrong(std::string("sparse gradients can be summed and averaged, op is ") +
+                 Name(spec.op));
+  }
+  const Result<Settings> settings = ParseSettings(method);
+  if (!settings.ok()) return wrong(settings.status().message());
+  if (spec.dtype == DType::kFloat64) {
+    return std::unique_ptr<Exchange>(
+        std::make_unique<SparseExchange<double>>(spec, settings.value(), env));
+  }
+  return std::unique_ptr<Exchange>(
+      std::make_unique<SparseExchange<float>>(spec, settings.value(), env));
+}
+
+int64_t SparseShareBytes(const TensorSpec& spec, const MethodText& method) {
+  // Before anything is known: one element in 32, at a byte and a half; top-k sends values, too.
+  const int64_t count = NumElements(spec.shape);
+  if (method.Text("rule", "vgc") != "topk") return 16 + count / 32 * 3 / 2;
+  const auto ratio = method.Real("ratio", 0.01);
+  const double taken = ratio.ok() ? ratio.value() * static_cast<double>(count) : 0;
+  return 16 + static_cast<int64_t>(taken * (1.5 + static_cast<double>(SizeOf(spec.dtype))));
+}
+
+}  // namespace dad
