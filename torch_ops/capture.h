@@ -11,7 +11,8 @@
 //
 // Captured, on dense CPU and CUDA tensors: aten::linear, aten::convolution (not transposed),
 // aten::embedding and aten::_embedding_bag, with the parameter itself, a block of its rows, or
-// autocast's copy of either as the weight. Whoever calls these ops, in Python or in C++, is seen.
+// autocast's copy of either as the weight; in the mode kSamples layer_norm, rms_norm, group_norm,
+// batch_norm and instance_norm, too. Whoever calls these ops, in Python or in C++, is seen.
 //
 // Readiness: autograd calls a parameter's post-accumulate-grad hooks once per backward() as
 // always, with .grad untouched when all its uses were captured.
@@ -32,6 +33,12 @@ enum class CaptureMode : int {
   kOff = 0,           // torch's own path; nothing is kept
   kRows = 1,          // segments instead of the gradient, which is never computed
   kRowsAndDense = 2,  // segments, and the same gradient in .grad as well: here the two are equal
+  // kRows for those who look at single samples: wherever it can be done, the rows of one sample are
+  // adjacent and as many as those of any other; and the weight and the bias of a norm layer have
+  // segments, each of its own. Such a segment is larger than the gradient. Its D has the sums over
+  // the positions of a sample of dy ∘ x̂, or of dy, and its A is ones: n × 1 is the parameter's
+  // matrix. (If the parameter has more dimensions, the same numbers come as indexed rows.)
+  kSamples = 3,
 };
 
 // What lies between two linear maps of a chain.
@@ -72,9 +79,13 @@ struct Segment {
   at::Tensor d;  // rows: N × out
   int64_t out_begin = 0;
   bool has_bias = false;
-  at::Tensor index;     // indexed: N, int64
-  at::Tensor x;         // indexed: N × dim
-  int64_t samples = 0;  // leading dimension of the op's input; rows of one sample are adjacent
+  at::Tensor index;  // indexed: N, int64
+  at::Tensor x;      // indexed: N × dim
+  // Samples that the rows are of: the leading dimension of the op's input, unless the first op of
+  // the batch says that another one is meant (RowLayout in capture_node.h).
+  int64_t samples = 0;
+  bool even = true;    // the rows of one sample are adjacent, and each has N / samples
+  uint64_t batch = 0;  // the same for what went forward together
   std::optional<SegmentLink> link;
   uint64_t serial = 0;  // unique in the process, rising
 };

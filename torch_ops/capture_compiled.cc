@@ -39,8 +39,15 @@ at::Tensor AsRows(const at::Tensor& tensor) {
   return tensor.dim() == 1 ? tensor.unsqueeze(0) : tensor.flatten(0, -2);
 }
 
+// Whether the leading dimension of an input was behind the next one before: attention's, whose
+// samples come second.
+bool WasTransposed(const at::Tensor& input) {
+  return input.dim() > 2 && 0 < input.sym_stride(0) && input.sym_stride(0) < input.sym_stride(1);
+}
+
 c10::SymInt Samples(const at::Tensor& input) {
-  return input.dim() > 1 ? input.sym_size(0) : c10::SymInt(1);
+  if (input.dim() < 2) return 1;
+  return input.sym_size(WasTransposed(input) ? 1 : 0);
 }
 
 class TracedLinear : public ag::Function<TracedLinear> {
@@ -58,14 +65,13 @@ class TracedLinear : public ag::Function<TracedLinear> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& grads) {
-    static const auto keep =
-        Op<void(const at::Tensor&, const at::Tensor&, int64_t, int64_t, int64_t, c10::SymInt)>(
-            "dad::keep_rows");
+    static const auto keep = Op<void(const at::Tensor&, const at::Tensor&, int64_t, int64_t,
+                                     int64_t, c10::SymInt, bool)>("dad::keep_rows");
     const auto saved = ctx->get_saved_variables();
     const int64_t bias_id = ctx->saved_data["bias_id"].toInt();
     const at::Tensor d = AsRows(grads[0]);
     keep.call(AsRows(saved[0]), d, ctx->saved_data["id"].toInt(), bias_id,
-              ctx->saved_data["out_begin"].toInt(), Samples(saved[0]));
+              ctx->saved_data["out_begin"].toInt(), Samples(saved[0]), !WasTransposed(saved[0]));
     variable_list result(6);
     if (ctx->needs_input_grad(0)) result[0] = at::matmul(grads[0], saved[1]);
     if (ctx->saved_data["dense_bias"].toBool()) result[2] = d.sum(0);
@@ -167,6 +173,12 @@ constexpr auto kAutocast =
 // A number for Keep: backward runs from the last op to the first.
 uint64_t OpNumber() { return std::numeric_limits<uint64_t>::max() - 1 - NextOpNumber(); }
 
+// A graph does not know what went forward with it; what goes backward with it will do.
+uint64_t ThisPass() {
+  constexpr uint64_t kNotEager = uint64_t{1} << 63;
+  return kNotEager | static_cast<uint64_t>(ag::get_current_graph_task_id());
+}
+
 at::Tensor Alive(const Entry& entry) {
   auto impl = entry.param.lock();
   return impl ? at::Tensor(std::move(impl)) : at::Tensor();
@@ -223,29 +235,33 @@ Destination Find(int64_t id, int64_t bias_id) {
   to.keep = mode != CaptureMode::kOff;
   to.keep_bias = to.keep && bias_wanted && to.bias_entry->mode != CaptureMode::kOff &&
                  to.bias.size(0) == to.param.size(0) && Pair(to.entry, to.bias_entry);
-  to.dense = wanted && mode != CaptureMode::kRows;
-  to.dense_bias = bias_wanted && !(to.keep_bias && mode == CaptureMode::kRows);
+  const bool rows_only = mode == CaptureMode::kRows || mode == CaptureMode::kSamples;
+  to.dense = wanted && !rows_only;
+  to.dense_bias = bias_wanted && !(to.keep_bias && rows_only);
   return to;
 }
 
 void KeepMatrices(const Destination& to, const at::Tensor& a, const at::Tensor& d,
-                  int64_t out_begin, int64_t samples, uint64_t op_number) {
+                  int64_t out_begin, int64_t samples, bool even, uint64_t op_number) {
   Segment segment;
   segment.a = a;
   segment.d = d;
   segment.out_begin = out_begin;
   segment.has_bias = to.keep_bias;
   segment.samples = samples;
+  segment.even = even;
+  segment.batch = ThisPass();
   Keep(*to.entry, std::move(segment), op_number);
 }
 
 // What is kept is copied: a compiler uses the memory of an op's inputs again.
 
 void KeepRows(const at::Tensor& a, const at::Tensor& d, int64_t id, int64_t bias_id,
-              int64_t out_begin, int64_t samples) {
+              int64_t out_begin, int64_t samples, bool even) {
   const Destination to = Find(id, bias_id);
   if (to.keep) {
-    KeepMatrices(to, ForSegment(a, true), ForSegment(d, true), out_begin, samples, OpNumber());
+    KeepMatrices(to, ForSegment(a, true), ForSegment(d, true), out_begin, samples, even,
+                 OpNumber());
   }
   if (to.dense) AddToGrad(to.param, out_begin, d.t().mm(a));
   if (to.dense_bias) AddToGrad(to.bias, out_begin, d.sum(0));
@@ -263,7 +279,7 @@ void KeepPatches(const at::Tensor& x, const at::Tensor& grad, at::IntArrayRef ke
     d = ForSegment(d, d.is_alias_of(grad));
     const uint64_t op_number = OpNumber();
     for (int64_t group = 0; group < groups; ++group) {
-      KeepMatrices(to, a[group], d[group], group * d.size(2), x.size(0), op_number);
+      KeepMatrices(to, a[group], d[group], group * d.size(2), x.size(0), /*even=*/true, op_number);
     }
   }
   if (to.dense) {
@@ -281,8 +297,8 @@ void KeepIndexed(const at::Tensor& indices, const at::Tensor& grad, int64_t padd
                  int64_t id) {
   const Destination to = Find(id, -1);
   const int64_t rows = indices.numel();
-  Segment segment =
-      IndexedRows(indices.reshape({rows}), grad.reshape({rows, grad.size(-1)}), padding_idx);
+  Segment segment = IndexedRows(indices.reshape({rows}), grad.reshape({rows, grad.size(-1)}),
+                                padding_idx, to.entry && to.entry->mode == CaptureMode::kSamples);
   if (to.dense) {
     AddToGrad(to.param, 0,
               at::zeros_like(to.param, to.param.options().dtype(segment.x.scalar_type()))
@@ -290,6 +306,7 @@ void KeepIndexed(const at::Tensor& indices, const at::Tensor& grad, int64_t padd
   }
   if (!to.keep) return;
   segment.samples = indices.dim() > 0 ? indices.size(0) : 1;
+  segment.batch = ThisPass();
   if (segment.x.is_alias_of(grad)) segment.x = segment.x.clone();
   Keep(*to.entry, std::move(segment), OpNumber());
 }
@@ -328,7 +345,9 @@ TORCH_LIBRARY_FRAGMENT(dad, m) {
       "captured_convolution(Tensor x, Tensor w, Tensor? b, int[] stride, int[] padding, "
       "int[] dilation, int groups, int id, int bias_id) -> Tensor");
   m.def("captured_embedding(Tensor w, Tensor indices, int padding_idx, int id) -> Tensor");
-  m.def("keep_rows(Tensor a, Tensor d, int id, int bias_id, int out_begin, SymInt samples) -> ()");
+  m.def(
+      "keep_rows(Tensor a, Tensor d, int id, int bias_id, int out_begin, SymInt samples, bool "
+      "even) -> ()");
   m.def(
       "keep_patches(Tensor x, Tensor grad, int[] kernel, int[] stride, int[] padding, "
       "int[] dilation, int groups, int id, int bias_id) -> ()");

@@ -41,7 +41,7 @@ class CapturedConvolution final : public CapturedNode {
         kernel_(w.sizes().slice(2).vec()),
         out_(w.size(0)),
         geometry_(std::move(geometry)) {
-    samples_ = x.size(0);
+    layout_ = SamplesInFront(x.size(0));
     if (b.defined()) bias_sizes_ = b.sizes().vec();
   }
 

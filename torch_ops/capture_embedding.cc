@@ -31,7 +31,9 @@ class CapturedEmbedding final : public CapturedNode {
         entries_(w.size(0)),
         dim_(w.size(1)),
         padding_idx_(padding_idx) {
-    samples_ = SamplesOf(indices);
+    // A vector of indices may be positions, which all samples share.
+    layout_ = indices.dim() > 1 ? LayoutOf(indices, indices.dim())
+                                : SamplesInFront(SamplesOf(indices), /*begins=*/false);
   }
 
   std::string name() const override { return "DadEmbeddingBackward"; }
@@ -45,7 +47,15 @@ class CapturedEmbedding final : public CapturedNode {
     const at::Tensor indices = indices_.unpack();
     if (todo.keep) {
       const int64_t rows = indices.numel();
-      Keep(IndexedRows(indices.reshape({rows}), grad.reshape({rows, dim_}), padding_idx_));
+      Segment segment = IndexedRows(indices.reshape({rows}), grad.reshape({rows, dim_}),
+                                    padding_idx_, /*all_rows=*/todo.by_sample);
+      if (todo.by_sample && layout_.outer > 1) {
+        segment.index = BySample(segment.index.unsqueeze(1), layout_).squeeze(1);
+        segment.x = BySample(segment.x, layout_);
+      } else {
+        segment.even = segment.even && layout_.outer == 1;
+      }
+      Keep(std::move(segment));
     }
     if (todo.dense_weight) {
       result[0] = at::embedding_backward(grad, indices, entries_, padding_idx_,
@@ -115,7 +125,7 @@ class CapturedBag final : public CapturedNode {
         forward_(forward),
         entries_(w.size(0)),
         options_(options) {
-    samples_ = offsets.size(0) - (options.include_last_offset ? 1 : 0);
+    layout_ = SamplesInFront(offsets.size(0) - (options.include_last_offset ? 1 : 0));
   }
 
   std::string name() const override { return "DadEmbeddingBagBackward"; }
@@ -129,7 +139,7 @@ class CapturedBag final : public CapturedNode {
     const at::Tensor indices = indices_.unpack();
     const at::Tensor offsets = offsets_.unpack();
     const at::Tensor sample_weights = sample_weights_.unpack();
-    if (todo.keep) Keep(Rows(grad, indices, offsets, sample_weights));
+    if (todo.keep) Keep(Rows(grad, indices, offsets, sample_weights, todo.by_sample));
     if (todo.dense_weight) {
       std::optional<at::Tensor> weights;
       if (sample_weights.defined()) weights = sample_weights;
@@ -156,21 +166,30 @@ class CapturedBag final : public CapturedNode {
 
  private:
   Segment Rows(const at::Tensor& grad, const at::Tensor& indices, const at::Tensor& offsets,
-               const at::Tensor& sample_weights) const {
+               const at::Tensor& sample_weights, bool by_sample) const {
+    const int64_t samples = layout_.samples;
     // The bag of an index is the last one that starts at or before it; empty bags start there too.
     const at::Tensor places = at::arange(indices.size(0), offsets.options());
-    const at::Tensor starts = offsets.narrow(0, 0, samples_).contiguous();
+    const at::Tensor starts = offsets.narrow(0, 0, samples).contiguous();
     const at::Tensor bags =
         at::searchsorted(starts, places, /*out_int32=*/false, /*right=*/true).sub(1);
     at::Tensor x = grad.index_select(0, bags);
     if (options_.mode == kMean) {
       // torch divides by the number of indices in the bag that are not padding.
       const at::Tensor counted = bags.masked_select(indices.ne(options_.padding_idx));
-      const at::Tensor counts = at::bincount(counted, {}, samples_).clamp_min(1);
+      const at::Tensor counts = at::bincount(counted, {}, samples).clamp_min(1);
       x = x.div(counts.index_select(0, bags).to(x.scalar_type()).unsqueeze(1));
     }
     if (sample_weights.defined()) x = x.mul(sample_weights.unsqueeze(1));
-    return IndexedRows(indices, x, options_.padding_idx);
+    Segment segment = IndexedRows(indices, x, options_.padding_idx, by_sample);
+    segment.even = segment.even && by_sample && EqualBags(starts, indices.size(0));
+    return segment;
+  }
+
+  static bool EqualBags(const at::Tensor& starts, int64_t indices) {
+    const int64_t bags = starts.size(0);
+    if (bags == 0 || indices % bags != 0) return false;
+    return starts.equal(at::arange(bags, starts.options()).mul(indices / bags));
   }
 
   ag::SavedVariable indices_;

@@ -67,6 +67,35 @@ const ag::Node* SkipReshapes(const ag::Node* node) {
   return node;
 }
 
+const std::vector<c10::SymInt>* SizesBeforeReshape(const ag::Node* node) {
+  if (const auto* view = As<gen::ViewBackward0>(node)) return &view->self_sym_sizes;
+  if (const auto* view = As<gen::UnsafeViewBackward0>(node)) return &view->self_sym_sizes;
+  if (const auto* view = As<gen::ReshapeAliasBackward0>(node)) return &view->self_sym_sizes;
+  return nullptr;
+}
+
+// Follows an edge to a tracked parameter. `device` is that of the tensor whose history it is.
+std::optional<Use> Follow(ag::Edge edge, at::Device device, int64_t rows) {
+  int64_t begin = 0;
+  for (int step = 0; edge.is_valid() && step < kMaxSteps; ++step) {
+    const ag::Node* node = edge.function.get();
+    if (const auto* leaf = As<ag::AccumulateGrad>(node)) {
+      EntryPtr entry = FindEntry(leaf->variable.unsafeGetTensorImpl());
+      if (!entry) return std::nullopt;
+      return Use{std::move(entry), begin, rows == leaf->variable.size(0)};
+    }
+    if (const auto* copy = As<gen::ToCopyBackward0>(node)) {
+      if (copy->self_options.device() != device) return std::nullopt;
+    } else if (const auto first = FirstRow(node, edge.input_nr)) {
+      begin += *first;
+    } else {
+      return std::nullopt;
+    }
+    edge = node->next_edge(0);
+  }
+  return std::nullopt;
+}
+
 bool SetActivation(const ag::Node* node, ActivationMatch& match) {
   if (As<gen::ReluBackward0>(node)) {
     match.activation = Activation::kRelu;
@@ -114,25 +143,42 @@ std::optional<Use> FindUse(const at::Tensor& tensor) {
     if (!entry) return std::nullopt;
     return Use{std::move(entry), 0, true};
   }
-  ag::Edge edge = ag::impl::gradient_edge(tensor);
-  int64_t begin = 0;
-  for (int step = 0; edge.is_valid() && step < kMaxSteps; ++step) {
-    const ag::Node* node = edge.function.get();
-    if (const auto* leaf = As<ag::AccumulateGrad>(node)) {
-      EntryPtr entry = FindEntry(leaf->variable.unsafeGetTensorImpl());
-      if (!entry) return std::nullopt;
-      return Use{std::move(entry), begin, tensor.size(0) == leaf->variable.size(0)};
-    }
-    if (const auto* copy = As<gen::ToCopyBackward0>(node)) {
-      if (copy->self_options.device() != tensor.device()) return std::nullopt;
-    } else if (const auto first = FirstRow(node, edge.input_nr)) {
-      begin += *first;
-    } else {
-      return std::nullopt;
-    }
-    edge = node->next_edge(0);
+  return Follow(ag::impl::gradient_edge(tensor), tensor.device(), tensor.size(0));
+}
+
+std::optional<RepeatedUse> FindRepeatedUse(const at::Tensor& tensor) {
+  const ag::Node* node = tensor.grad_fn().get();
+  const auto* repeat = node ? As<gen::RepeatBackward0>(node) : nullptr;
+  if (!repeat || repeat->repeats.size() != 1 || repeat->self_sym_sizes.size() != 1) {
+    return std::nullopt;
   }
-  return std::nullopt;
+  const auto times = Int(repeat->repeats[0]);
+  const auto size = Int(repeat->self_sym_sizes[0]);
+  if (!times || !size) return std::nullopt;
+  auto use = Follow(node->next_edge(0), tensor.device(), *size);
+  if (!use || !use->whole) return std::nullopt;
+  return RepeatedUse{std::move(use->entry), *times};
+}
+
+LeadingDimension LeadingBeforeReshape(const at::Tensor& matrix) {
+  const int64_t rows = matrix.size(0);
+  LeadingDimension leading{rows, false};
+  const ag::Node* node = matrix.grad_fn().get();
+  for (int step = 0; node && step < kMaxSteps; ++step) {
+    const auto* sizes = SizesBeforeReshape(node);
+    if (!sizes) break;
+    const auto first = sizes->empty() ? std::nullopt : Int(sizes->front());
+    if (first && *first > 0 && rows % *first == 0) leading.size = *first;
+    node = node->next_edge(0).function.get();
+  }
+  if (node && As<gen::CloneBackward0>(node)) node = node->next_edge(0).function.get();
+  if (!node) return leading;
+  if (const auto* permute = As<gen::PermuteBackward0>(node)) {
+    leading.was_behind = !permute->dims.empty() && permute->dims[0] != 0;
+  } else if (const auto* transpose = As<gen::TransposeBackward0>(node)) {
+    leading.was_behind = transpose->dim0 == 0 || transpose->dim1 == 0;
+  }
+  return leading;
 }
 
 bool HasHooks(const ag::Edge& edge) {

@@ -23,6 +23,21 @@ struct Use {
 // parameter. Nothing if it leads elsewhere.
 std::optional<Use> FindUse(const at::Tensor& tensor);
 
+// A tracked vector that `tensor` has several times over: instance_norm calls batch_norm so.
+struct RepeatedUse {
+  EntryPtr entry;
+  int64_t times = 1;
+};
+std::optional<RepeatedUse> FindRepeatedUse(const at::Tensor& tensor);
+
+// The leading dimension that a matrix had before it was reshaped to one: its rows are then in that
+// many equal blocks. As many as there are rows if it was not.
+struct LeadingDimension {
+  int64_t size = 0;
+  bool was_behind = false;  // another dimension was in front of it before
+};
+LeadingDimension LeadingBeforeReshape(const at::Tensor& matrix);
+
 // Whether somebody looks at, or changes, the gradient on its way along `edge` to the parameter:
 // then it must exist.
 bool HasHooks(const torch::autograd::Edge& edge);

@@ -28,7 +28,7 @@ class CapturedLinear final : public CapturedNode {
         in_(w.size(1)),
         out_(w.size(0)) {
     if (x.requires_grad()) w_ = ag::SavedVariable(w, /*is_output=*/false);
-    if (x.dim() > 1) samples_ = x.size(0);
+    layout_ = LayoutOf(x, x.dim() - 1);
   }
 
   std::string name() const override { return "DadLinearBackward"; }
@@ -106,13 +106,15 @@ ag::variable_list CapturedLinear::apply(ag::variable_list&& grads) {
     if (todo.dense_weight) result[kWeight] = d.t().mm(a);
     if (todo.keep) {
       Segment segment;
-      segment.a = ForSegment(a, users_memory_);
-      segment.d = ForSegment(d, /*others_memory=*/false);
+      const bool reorder = todo.by_sample && layout_.outer > 1;
+      segment.a = reorder ? BySample(a.detach(), layout_) : ForSegment(a, users_memory_);
+      segment.d = reorder ? BySample(d.detach(), layout_) : ForSegment(d, /*others_memory=*/false);
+      segment.even = layout_.known && (reorder || layout_.outer == 1);
       segment.out_begin = weight_.begin;
       segment.has_bias = todo.keep_bias;
-      segment.link = std::move(link);
+      if (!reorder) segment.link = std::move(link);
       const Place place = Keep(std::move(segment));
-      if (down_ && result[kInput].defined()) {
+      if (down_ && !reorder && result[kInput].defined()) {
         down_->Offer(result[kInput], weight_.entry->id, place);
       }
     }

@@ -15,7 +15,8 @@ CaptureMode ParseMode(const std::string& mode) {
   if (mode == "off") return CaptureMode::kOff;
   if (mode == "rows") return CaptureMode::kRows;
   if (mode == "rows_and_dense") return CaptureMode::kRowsAndDense;
-  throw py::value_error("\"" + mode + "\" is not a mode: off, rows, rows_and_dense");
+  if (mode == "samples") return CaptureMode::kSamples;
+  throw py::value_error("\"" + mode + "\" is not a mode: off, rows, rows_and_dense, samples");
 }
 
 const char* Name(Activation activation) {
@@ -55,6 +56,8 @@ void DefineCapture(py::module_& m) {
       .def_readonly("out_begin", &Segment::out_begin)
       .def_readonly("has_bias", &Segment::has_bias)
       .def_readonly("samples", &Segment::samples)
+      .def_readonly("even", &Segment::even)
+      .def_readonly("batch", &Segment::batch)
       .def_readonly("serial", &Segment::serial)
       .def_property_readonly("link", [](const Segment& s) -> py::object {
         return s.link ? py::cast(*s.link) : py::none();

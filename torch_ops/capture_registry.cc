@@ -20,6 +20,8 @@ struct Registry {
   uint64_t next_serial = 0;
   std::atomic<int> active{0};  // entries that are not off
   std::atomic<uint64_t> next_op{0};
+  std::atomic<uint64_t> batch{0};
+  std::atomic<bool> batch_is_over{false};
 };
 
 Registry& TheRegistry() {
@@ -94,11 +96,22 @@ EntryPtr FindEntry(int id) {
 
 uint64_t NextOpNumber() { return TheRegistry().next_op++; }
 
+Batch CurrentBatch(int64_t leading, bool in_backward) {
+  thread_local Batch current;
+  if (in_backward || leading < 0) return current;
+  Registry& registry = TheRegistry();
+  if (registry.batch_is_over.exchange(false)) ++registry.batch;
+  const uint64_t number = registry.batch;
+  if (current.samples < 0 || current.number != number) current = {number, leading};
+  return current;
+}
+
 Place Keep(Entry& entry, Segment segment, uint64_t op_number) {
   KeptSegment kept;
   kept.versions = VersionsOf(segment);
   kept.segment = std::move(segment);
   Registry& registry = TheRegistry();
+  registry.batch_is_over = true;
   std::lock_guard lock(registry.mutex);
   kept.segment.serial = registry.next_serial++;
   const Place place{kept.segment.serial, static_cast<int64_t>(entry.segments.size())};
@@ -124,6 +137,7 @@ bool Pair(const EntryPtr& weight, const EntryPtr& bias) {
   };
   // Its gradient would go to the owner of the weight, and the owner of the bias would have none.
   if (weight->owner != bias->owner) return decline("another optimizer has its weight");
+  if (bias->alone) return decline("it is the parameter of a norm layer, too");
   const EntryPtr weight_of_bias = bias->weight.lock();
   const EntryPtr bias_of_weight = weight->bias.lock();
   if (!weight_of_bias && !bias_of_weight) {
@@ -133,6 +147,16 @@ bool Pair(const EntryPtr& weight, const EntryPtr& bias) {
   }
   if (weight_of_bias == weight && bias_of_weight == bias) return true;
   return decline("it is used with more than one weight");
+}
+
+bool StandAlone(Entry& entry) {
+  std::lock_guard lock(TheRegistry().mutex);
+  if (!entry.weight.expired()) {
+    if (entry.declined.empty()) entry.declined = "it rides with a weight elsewhere";
+    return false;
+  }
+  entry.alone = true;
+  return true;
 }
 
 int TrackParameter(const at::Tensor& param, CaptureMode mode, int owner) {
@@ -248,6 +272,7 @@ int64_t CaptureSamples(at::TensorList params) {
 void BeginCaptureStep(at::TensorList params) {
   std::vector<KeptSegment> dropped;
   Registry& registry = TheRegistry();
+  registry.batch_is_over = true;
   std::lock_guard lock(registry.mutex);
   for (const at::Tensor& param : params) {
     if (const EntryPtr entry = FindLocked(registry, param.unsafeGetTensorImpl())) {

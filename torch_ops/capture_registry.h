@@ -35,6 +35,7 @@ struct Entry {
   std::vector<KeptSegment> segments;
   std::weak_ptr<Entry> bias;    // rides in this one's segments
   std::weak_ptr<Entry> weight;  // in whose segments this one rides
+  bool alone = false;           // has segments of its own, and so rides with none
   bool captured = false;        // in this step
   std::string declined;         // the first reason in this step
   uint64_t earliest_op = std::numeric_limits<uint64_t>::max();
@@ -60,10 +61,22 @@ struct Place {
 // Keeps `segment`, which the op with this number made.
 Place Keep(Entry& entry, Segment segment, uint64_t op_number);
 
+struct Batch {
+  uint64_t number = 0;
+  int64_t samples = -1;  // -1: no op has told
+};
+// The batch that goes forward in this thread. The first op that has a leading dimension (not -1)
+// after a backward pass begins one, and says how many samples it has; ops that are computed again
+// in a backward pass do not.
+Batch CurrentBatch(int64_t leading, bool in_backward);
+
 // Notes why a use of the parameter is not captured.
 void Decline(Entry& entry, const char* reason);
 
 // Whether the bias rides with the weight, pairing the two if neither is paired yet. Notes why not.
 bool Pair(const EntryPtr& weight, const EntryPtr& bias);
+// Whether the parameter may have segments of its own; it rides with no weight from then on. Notes
+// why not.
+bool StandAlone(Entry& entry);
 
 }  // namespace dad_torch

@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
 
 namespace dad_torch {
 
@@ -30,22 +32,81 @@ std::vector<int64_t> Offsets(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return offsets;
 }
 
-// to[i, j] = from[rows[i] + columns[j]]
+// How many columns from each on, in equal pieces, are neighbours in memory. 1 also where CopyRuns
+// would read more than the last piece has.
+int64_t RunLength(const std::vector<int64_t>& columns, int64_t inner) {
+  for (size_t i = 0; i + 1 < columns.size(); ++i) {
+    const bool last_of_run = static_cast<int64_t>(i + 1) % inner == 0;
+    if (!last_of_run && columns[i + 1] != columns[i] + 1) return 1;
+    if (last_of_run && columns[i] + inner > columns.back()) return 1;
+  }
+  return inner;
+}
+
+// Copies runs of `kRun` elements to one place after the other. A copy of a power of two is one load
+// and one store, so what is copied may reach into the next run, whose copy follows; the last is
+// exact.
+template <int kRun, typename T>
+void CopyRuns(const T* from, const std::vector<int64_t>& starts, T* to) {
+  constexpr size_t kWide = std::bit_ceil(static_cast<unsigned>(kRun));
+  const size_t last = starts.size() - 1;
+  for (size_t i = 0; i < last; ++i, to += kRun) {
+    std::memcpy(to, from + starts[i], kWide * sizeof(T));
+  }
+  std::memcpy(to, from + starts[last], kRun * sizeof(T));
+}
+
+// to[i, j] = from[rows[i] + columns[j]], where each `run` columns are neighbours
 template <typename T>
 void Gather(const T* from, const std::vector<int64_t>& rows, const std::vector<int64_t>& columns,
-            T* to) {
+            int64_t run, T* to) {
   const auto width = static_cast<int64_t>(columns.size());
+  std::vector<int64_t> starts;
+  for (int64_t j = 0; j < width; j += run) starts.push_back(columns[static_cast<size_t>(j)]);
+  const auto copy_row = [&](const T* row, T* out) {
+    switch (run) {
+      case 2: CopyRuns<2>(row, starts, out); break;
+      case 3: CopyRuns<3>(row, starts, out); break;
+      case 4: CopyRuns<4>(row, starts, out); break;
+      case 5: CopyRuns<5>(row, starts, out); break;
+      case 7: CopyRuns<7>(row, starts, out); break;
+      default:
+        for (int64_t j = 0; j < width; ++j) out[j] = row[columns[static_cast<size_t>(j)]];
+    }
+  };
   constexpr int64_t kElementsPerTask = 1 << 15;
   at::parallel_for(0, static_cast<int64_t>(rows.size()),
                    kElementsPerTask / std::max<int64_t>(1, width) + 1,
                    [&](int64_t begin, int64_t end) {
                      for (int64_t i = begin; i < end; ++i) {
-                       const T* row = from + rows[static_cast<size_t>(i)];
-                       T* out = to + i * width;
-                       for (int64_t j = 0; j < width; ++j)
-                         out[j] = row[columns[static_cast<size_t>(j)]];
+                       copy_row(from + rows[static_cast<size_t>(i)], to + i * width);
                      }
                    });
+}
+
+// to[j, i] = from[i, j], in blocks that stay in the cache
+template <typename T>
+void Transpose(const T* from, int64_t rows, int64_t columns, T* to) {
+  constexpr int64_t kBlock = 16;
+  for (int64_t j0 = 0; j0 < columns; j0 += kBlock) {
+    const int64_t j1 = std::min(columns, j0 + kBlock);
+    for (int64_t i0 = 0; i0 < rows; i0 += kBlock) {
+      const int64_t i1 = std::min(rows, i0 + kBlock);
+      for (int64_t j = j0; j < j1; ++j) {
+        for (int64_t i = i0; i < i1; ++i) to[j * rows + i] = from[i * columns + j];
+      }
+    }
+  }
+}
+
+// Calls `function` with an unsigned integer of the size of the tensor's elements.
+template <typename Function>
+void WithElement(const at::Tensor& tensor, const Function& function) {
+  switch (tensor.element_size()) {
+    case 2: function(uint16_t{}); break;
+    case 4: function(uint32_t{}); break;
+    default: function(uint64_t{}); break;
+  }
 }
 
 }  // namespace
@@ -79,7 +140,7 @@ at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRe
   const int64_t columns = channels * c10::multiply_integers(kernel);
   const c10::IntArrayRef all_sizes = sizes;
   const c10::IntArrayRef all_strides = strides;
-  if (!x.device().is_cpu() || columns == 1) {
+  if (!x.device().is_cpu() || columns <= 1) {
     return from.as_strided(sizes, strides, from.storage_offset())
         .reshape({geometry.groups, rows, columns});
   }
@@ -87,36 +148,53 @@ at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRe
   at::Tensor result = at::empty({geometry.groups, rows, columns}, x.options());
   const auto row_offsets = Offsets(all_sizes.slice(0, row_dims), all_strides.slice(0, row_dims));
   const auto column_offsets = Offsets(all_sizes.slice(row_dims), all_strides.slice(row_dims));
-  const auto gather = [&]<typename T>(T /*element*/) {
-    Gather(static_cast<const T*>(from.const_data_ptr()), row_offsets, column_offsets,
+  const int64_t run = RunLength(column_offsets, kernel.back());
+  WithElement(from, [&]<typename T>(T /*element*/) {
+    Gather(static_cast<const T*>(from.const_data_ptr()), row_offsets, column_offsets, run,
            static_cast<T*>(result.mutable_data_ptr()));
-  };
-  switch (from.element_size()) {
-    case 2: gather(uint16_t{}); break;
-    case 4: gather(uint32_t{}); break;
-    default: gather(uint64_t{}); break;
-  }
+  });
   return result;
 }
 
 at::Tensor Deltas(const at::Tensor& grad, int64_t groups) {
+  const int64_t samples = grad.size(0);
   const int64_t out = grad.size(1) / groups;
   const int64_t positions = c10::multiply_integers(grad.sizes().slice(2));
-  return grad.reshape({grad.size(0), groups, out, positions})
-      .permute({1, 0, 3, 2})
-      .reshape({groups, grad.size(0) * positions, out});
+  if (!grad.device().is_cpu() || !grad.is_contiguous()) {
+    return grad.reshape({samples, groups, out, positions})
+        .permute({1, 0, 3, 2})
+        .reshape({groups, samples * positions, out});
+  }
+  at::Tensor result = at::empty({groups, samples * positions, out}, grad.options());
+  WithElement(grad, [&]<typename T>(T /*element*/) {
+    const T* from = static_cast<const T*>(grad.const_data_ptr());
+    T* to = static_cast<T*>(result.mutable_data_ptr());
+    const int64_t block = out * positions;
+    at::parallel_for(0, samples * groups, 1, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) {
+        const int64_t group = i % groups;
+        const int64_t sample = i / groups;
+        Transpose(from + i * block, out, positions, to + (group * samples + sample) * block);
+      }
+    });
+  });
+  return result;
 }
 
-Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx) {
+Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx,
+                    bool all_rows) {
   Segment segment;
   segment.kind = SegmentKind::kIndexed;
   segment.index = index.detach();
   segment.x = x;
-  if (padding_idx >= 0) {
+  if (padding_idx >= 0 && all_rows) {
+    segment.x = x.masked_fill(segment.index.eq(padding_idx).unsqueeze(1), 0);
+  } else if (padding_idx >= 0) {
     const at::Tensor kept = segment.index.ne(padding_idx).nonzero().squeeze(1);
     if (kept.size(0) != segment.index.size(0)) {
       segment.index = segment.index.index_select(0, kept);
       segment.x = segment.x.index_select(0, kept);
+      segment.even = false;
     }
   }
   // The index comes from the user's batch.

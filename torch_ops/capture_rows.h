@@ -25,8 +25,9 @@ at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRe
 // The gradient at the output in the same order: groups × (batch · positions) × (out/groups).
 at::Tensor Deltas(const at::Tensor& grad, int64_t groups);
 
-// Row index[i] gets x[i]; rows with the padding index (negative: none) get nothing. x may share
-// memory with what was given, the index does not.
-Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx);
+// Row index[i] gets x[i]; rows with the padding index (negative: none) get nothing: they are left
+// out or, with `all_rows`, zero. x may share memory with what was given, the index does not.
+Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx,
+                    bool all_rows = false);
 
 }  // namespace dad_torch

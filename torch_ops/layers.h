@@ -23,6 +23,10 @@ struct LayerParts {
   std::optional<at::Tensor> output_bias;
   std::optional<at::Tensor> weight;  // of a chain
   std::optional<at::Tensor> bias;
+  // float32 or float64, with as many elements as `dense` and `dense_bias`: the sum of the squares
+  // of their parts by micro-batches.
+  std::optional<at::Tensor> dense_square;
+  std::optional<at::Tensor> dense_bias_square;
 };
 
 struct LayersRequest {

@@ -39,22 +39,38 @@ int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_
   return KeepHandle(std::move(pending).value(), grouped);
 }
 
-using PyLayer =
-    std::tuple<std::vector<Segment>, bool, std::optional<at::Tensor>, std::optional<at::Tensor>,
-               std::optional<at::Tensor>, std::optional<at::Tensor>, std::optional<at::Tensor>,
-               std::optional<at::Tensor>>;
+// (segments, derive, dense, dense_bias, output, output_bias, weight, bias) and perhaps
+// (dense_square, dense_bias_square).
+LayerParts ParseLayer(const py::tuple& layer) {
+  constexpr size_t kParts = 8;
+  constexpr size_t kPartsWithSquares = 10;
+  if (layer.size() != kParts && layer.size() != kPartsWithSquares) {
+    throw py::value_error("a layer has 8 or 10 parts, not " + std::to_string(layer.size()));
+  }
+  const auto tensor = [&](size_t i) {
+    return i < layer.size() ? layer[i].cast<std::optional<at::Tensor>>() : std::nullopt;
+  };
+  LayerParts parts;
+  parts.segments = layer[0].cast<std::vector<Segment>>();
+  parts.derive = layer[1].cast<bool>();
+  parts.dense = tensor(2);
+  parts.dense_bias = tensor(3);
+  parts.output = tensor(4);
+  parts.output_bias = tensor(5);
+  parts.weight = tensor(6);
+  parts.bias = tensor(7);
+  parts.dense_square = tensor(8);
+  parts.dense_bias_square = tensor(9);
+  return parts;
+}
 
-int64_t SubmitLayers(std::string name, std::string method, std::vector<PyLayer> layers,
+int64_t SubmitLayers(std::string name, std::string method, const std::vector<py::tuple>& layers,
                      const at::Tensor& like, int op, double prescale, double postscale,
                      int process_set, uint32_t stream, double scale, bool replan) {
   LayersRequest request;
   request.name = std::move(name);
   request.method = std::move(method);
-  for (PyLayer& layer : layers) {
-    auto& [segments, derive, dense, dense_bias, output, output_bias, weight, bias] = layer;
-    request.layers.push_back(
-        {std::move(segments), derive, dense, dense_bias, output, output_bias, weight, bias});
-  }
+  for (const py::tuple& layer : layers) request.layers.push_back(ParseLayer(layer));
   auto dtype = ToDType(like.scalar_type());
   ThrowIfError(dtype.status());
   request.dtype = dtype.value();
@@ -109,12 +125,13 @@ PYBIND11_MODULE(_torch, m) {
         py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
         py::arg("stream") = 0, py::arg("method") = "none", py::arg("scale") = 1.0,
         "Starts a collective; its handle.");
-  m.def("submit_layers", &SubmitLayers, py::kw_only(), py::arg("name"), py::arg("method"),
-        py::arg("layers"), py::arg("like"), py::arg("op"), py::arg("prescale"),
-        py::arg("postscale"), py::arg("process_set"), py::arg("stream"), py::arg("scale"),
-        py::arg("replan"),
-        "Starts the exchange of layers by a factor method; its handle. A layer is (segments, "
-        "derive, dense, dense_bias, output, output_bias, weight, bias).");
+  m.def(
+      "submit_layers", &SubmitLayers, py::kw_only(), py::arg("name"), py::arg("method"),
+      py::arg("layers"), py::arg("like"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
+      py::arg("process_set"), py::arg("stream"), py::arg("scale"), py::arg("replan"),
+      "Starts the exchange of layers by a factor method; its handle. A layer is (segments, "
+      "derive, dense, dense_bias, output, output_bias, weight, bias), and for methods that look at "
+      "the variance (…, dense_square, dense_bias_square).");
   m.def(
       "is_unshared",
       // The caller's Python object and the argument here are two.

@@ -37,13 +37,13 @@ def take(params):
         for segment in segments[param]:
             if segment.kind == "indexed":
                 assert segment.index.dtype == torch.int64
-                sums[param].index_add_(0, segment.index, segment.x.double())
+                sums[param].view(len(param), -1).index_add_(0, segment.index, segment.x.double())
                 continue
             assert segment.a.is_contiguous() and segment.d.is_contiguous()
             assert not segment.a.requires_grad and not segment.d.requires_grad
             assert segment.a.shape[0] == segment.d.shape[0]
             rows = slice(segment.out_begin, segment.out_begin + segment.d.shape[1])
-            sums[param].flatten(1)[rows] += segment.d.double().T @ segment.a.double()
+            sums[param].view(len(param), -1)[rows] += segment.d.double().T @ segment.a.double()
             if segment.has_bias:
                 bias = ops.capture_folded_bias(param)
                 sums[bias][rows] += segment.d.double().sum(0)
@@ -88,7 +88,7 @@ def check(model, run, track, *, mode="rows", captured=None, passes=1, tolerance=
         run(runner).backward()
     named = dict(model.named_parameters())
     dense = {name: param.grad for name, param in named.items()}
-    sums, segments = (totals if mode == "rows" else take)(named.values())
+    sums, segments = (take if mode == "rows_and_dense" else totals)(named.values())
     biases = [ops.capture_folded_bias(param) for param in named.values()]
     for (name, param), other in zip(named.items(), reference.parameters(), strict=True):
         if other.grad is None:
@@ -96,7 +96,7 @@ def check(model, run, track, *, mode="rows", captured=None, passes=1, tolerance=
             continue
         allowed = tolerance or TOLERANCE[param.dtype]
         is_captured = captured is None or name in captured
-        if mode == "rows" or is_captured:
+        if mode != "rows_and_dense" or is_captured:
             assert_close(sums[param], other.grad, allowed)
         if mode == "rows_and_dense":
             assert_close(dense[name], other.grad, allowed)

@@ -43,7 +43,9 @@ def _none() -> None:
 
 def track(param: torch.Tensor, mode: str, owner: int = 0) -> int:
     """Tracks a parameter, in eager code and in graphs that are compiled from now on; its id.
-    mode: "off", "rows" (segments instead of the gradient) or "rows_and_dense" (both).
+    mode: "off", "rows" (segments instead of the gradient), "rows_and_dense" (both), or "samples": as "rows",
+    for those who look at single samples. Then the rows of a sample are adjacent where that can be done
+    (Segment.even), and in eager code the parameters of norm layers have segments, too.
     owner: who takes the segments; a parameter that is tracked gets a new one."""
     number = _torch.capture_track(param, mode, owner)
     mark = getattr(param, _MARK, None)
