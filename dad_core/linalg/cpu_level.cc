@@ -1,14 +1,25 @@
 #include "linalg/cpu_level.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include <string>
 
 namespace dad {
 namespace {
 
+#if defined(__x86_64__)
+// Not every clang knows it by name.
+bool HasF16c() {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+}
+#endif
+
 CpuLevel Detect() {
 #if defined(__x86_64__)
-  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                    __builtin_cpu_supports("f16c");
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && HasF16c();
   const bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
   if (avx2 && avx512) return CpuLevel::kAvx512;
