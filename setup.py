@@ -6,6 +6,8 @@ For which frameworks: those that the running interpreter can import. Hence
     DAD_WITH_TORCH=1    an error if torch is not there
     DAD_WITH_TORCH=0    leave torch out (the core and the launcher are built)
 
+and the same with DAD_WITH_TENSORFLOW.
+
 `python setup.py build_ext --inplace` is the development build: it works in build/
 and puts the libraries into python/dad/_lib.
 """
@@ -60,6 +62,7 @@ class CMakeBuild(build_ext):
             "DAD_LIB_DIR": lib_dir,
             "DAD_PYTHON": "ON",
             "DAD_TORCH": "ON" if with_torch else "OFF",
+            "DAD_TENSORFLOW": "ON" if with_tensorflow else "OFF",
             "DAD_TESTS": "ON" if in_place else "OFF",
         }
         configure += [f"-D{name}={value}" for name, value in options.items()]
@@ -67,12 +70,12 @@ class CMakeBuild(build_ext):
         for command in (configure, build):
             if subprocess.run(command).returncode != 0:
                 sys.exit(f"dad: failed: {' '.join(command)}")
-        self.report(json.loads((lib_dir / "build_info.json").read_text()), with_tensorflow)
+        self.report(json.loads((lib_dir / "build_info.json").read_text()))
 
-    def report(self, info, with_tensorflow):
+    def report(self, info):
         print(f"dad {info['dad']} was built for:")
         print(f"  torch        {info['torch'] or 'no'}")
-        print(f"  tensorflow   {'found, but not served by this version' if with_tensorflow else 'no'}")
+        print(f"  tensorflow   {info['tensorflow'] or 'no'}")
         print(f"  transports   {', '.join(info['plugins']) or 'none: one process only'}")
 
     # CMake knows what it made and puts it in place.

@@ -1,11 +1,12 @@
 #!/bin/bash
 # Brings everything that dad needs: scripts/setup.sh [packages] [venv] [build] [install]
-# With no argument, all four in turn. A step that has nothing to do takes no time.
+# With no argument, these four in turn. A step that has nothing to do takes no time.
 #
 #   packages   Debian packages of scripts/packages.txt, if root or sudo; else names them
 #   venv       .venv with the Python packages of requirements-dev.txt
 #   build      C++: build/, libraries into python/dad/_lib
 #   install    dad into .venv, editable: changes in python/ count at once
+#   fuzzer     Debian packages of `make fuzz`
 #
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 set -euo pipefail
@@ -26,28 +27,32 @@ root() { # runs a command as root, or fails
   if [ "$(id -u)" = 0 ]; then "$@"; else sudo -n "$@"; fi
 }
 
-packages() {
+bring() { # bring KINDS...: installs what is missing, if root or sudo; else names it and returns 1
   if ! command -v dpkg-query >/dev/null; then
     say "packages: not a Debian system; see scripts/packages.txt for what is needed"
     return
   fi
-  local needed optional
-  needed=$(missing needed) optional=$(missing optional)
-  if [ -z "$needed$optional" ]; then
+  local kind names
+  names=$(for kind in "$@"; do missing "$kind"; done)
+  if [ -z "$names" ]; then
     say "packages: all there"
     return
   fi
-  say "packages: missing:" $needed $optional
+  say "packages: missing:" $names
   if [ "$(id -u)" = 0 ] || sudo -n true 2>/dev/null; then
     say "packages: installing with apt-get"
-    root apt-get update -qq
-    root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $needed $optional \
-      > /dev/null
+    root apt-get update -qq || die "apt-get update failed"
+    root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $names \
+      > /dev/null || die "apt-get install failed"
     return
   fi
-  say "packages: neither root nor sudo here; to install them: apt-get install" $needed $optional
-  check_tools
+  say "packages: neither root nor sudo here; to install them: apt-get install" $names
+  return 1
 }
+
+packages() { bring needed optional || check_tools; }
+
+fuzzer() { bring fuzzer || true; } # scripts/fuzz.sh looks for a clang of any version
 
 check_tools() { # without root: go on when a build is possible all the same
   local tool
@@ -90,7 +95,7 @@ venv() {
     say "venv: making .venv with $("$python" --version)"
     "$python" -m venv .venv
   fi
-  say "venv: installing requirements-dev.txt (torch is large)"
+  say "venv: installing requirements-dev.txt (torch and TensorFlow are large)"
   .venv/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
   stamp .venv/requirements.stamp requirements-dev.txt
 }
@@ -120,7 +125,7 @@ install() {
 for step in "${@:-packages venv build install}"; do
   for name in $step; do
     case $name in
-      packages | venv | build | install) "$name" ;;
+      packages | venv | build | install | fuzzer) "$name" ;;
       *) die "no such step: $name" ;;
     esac
   done

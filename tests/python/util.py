@@ -43,11 +43,13 @@ class Results:
         assert not problems, "\n".join(f"rank {rank}: {text}" for rank, text in problems.items())
 
 
-def launch(file: str, num_ranks: int, timeout: float = 240, **environment: str) -> Results:
-    """Runs all checks of `file` under dadrun."""
+def launch(
+    file: str, num_ranks: int, timeout: float = 240, runner: str = __file__, **environment: str
+) -> Results:
+    """Runs all checks of `file` under dadrun. Runner: the script that runs them on a rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dad.runner.cli", "-np", str(num_ranks)]
-        command += [sys.executable, __file__, file, folder]
+        command += [sys.executable, runner, file, folder]
         job = subprocess.Popen(
             command,
             stdout=subprocess.PIPE,

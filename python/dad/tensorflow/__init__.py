@@ -1,0 +1,73 @@
+"""dad for TensorFlow: `import dad.tensorflow as hvd`."""
+# ruff: noqa: F401  this file only collects names
+
+from dad.basics import (
+    Adasum,
+    Average,
+    Max,
+    Min,
+    Product,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    reset_stats,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stats,
+    stop_timeline,
+)
+from dad.errors import (
+    DadInternalError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+    ReplicaError,
+)
+from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dad.tensorflow.compression import Compression
+from dad.tensorflow.functions import (
+    BroadcastGlobalVariablesHook,
+    allgather_object,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_object_fn,
+    broadcast_variables,
+)
+from dad.tensorflow.ops import (
+    allgather,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_,
+    grouped_allgather,
+    grouped_allreduce,
+    grouped_reducescatter,
+    join,
+    local_rank_op,
+    local_size_op,
+    process_set_included_op,
+    rank_op,
+    reducescatter,
+    size_op,
+)
+from dad.tensorflow.optimizer import DistributedOptimizer
+from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
+from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape

@@ -1,0 +1,37 @@
+"""Loads libdad_tensorflow, after a look at what it was built for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall . (in dad's source directory)"
+_LIB_DIR = Path(__file__).parents[1] / "_lib"
+
+
+def check_versions(built_for: str | None, installed: str) -> None:
+    """ImportError in one line where TensorFlow is not the one that the library was built for: loading it
+    would end in an undefined symbol."""
+    if built_for is None:
+        raise ImportError(
+            f"dad was built without tensorflow; to build it for tensorflow {installed}: {_REBUILD}"
+        )
+    if built_for != installed:
+        raise ImportError(
+            f"dad was built for tensorflow {built_for}, but tensorflow {installed} is loaded: {_REBUILD}"
+        )
+
+
+def _load() -> Any:
+    info = _LIB_DIR / "build_info.json"
+    if info.exists():
+        check_versions(json.loads(info.read_text()).get("tensorflow"), tf.__version__)
+    from dad._lib import _core  # noqa: F401  the core comes with its own module
+
+    return tf.load_op_library(str(_LIB_DIR / "libdad_tensorflow.so"))
+
+
+lib = _load()

@@ -1,0 +1,141 @@
+"""Bringing all ranks to the same state: variables, any object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import tensorflow as tf
+
+from dad.basics import rank
+from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.graph import is_eager, plain
+from dad.tensorflow.ops import allgather, broadcast, broadcast_in_place, resource
+
+
+@plain
+def broadcast_variables(
+    variables: Iterable[Any],
+    root_rank: int,
+    process_set: ProcessSet = global_process_set,
+    inplace: bool = False,
+) -> Any:
+    """Gives all ranks the root's values of the variables. In a graph of TF1 it is an op.
+
+    variables: tf.Variable or variables of Keras. They are written in place where nobody else reads their
+    memory, whatever `inplace` says; it is accepted for Horovod's sake.
+    """
+    variables = [resource(variable) for variable in variables]
+    resources = [v for v in variables if getattr(v, "handle", None) is not None]
+    references = [v for v in variables if getattr(v, "handle", None) is None]
+    done = []
+    if resources:
+        done.append(broadcast_in_place(resources, root_rank, process_set=process_set))
+    done += [v.assign(broadcast(v, root_rank, process_set=process_set)) for v in references]
+    return None if is_eager() else tf.group(*[op for op in done if op is not None])
+
+
+@plain
+def broadcast_global_variables(root_rank: int) -> Any:
+    """Graphs of TF1: the op that gives all ranks the root's values of all global variables."""
+    if is_eager():
+        raise RuntimeError(
+            "hvd.broadcast_global_variables() does not support eager execution. "
+            "Please use `hvd.broadcast_variables(<model/optimizer variables>)` instead."
+        )
+    return broadcast_variables(tf.compat.v1.global_variables(), root_rank)
+
+
+class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
+    """TF1's MonitoredSession: all ranks start with the root's variables."""
+
+    def __init__(self, root_rank: int, device: str = "") -> None:
+        super().__init__()
+        self.root_rank = root_rank
+        self.bcast_op: Any = None
+        self.device = device
+
+    def begin(self) -> None:
+        if self.bcast_op is None or self.bcast_op.graph != tf.compat.v1.get_default_graph():
+            with tf.device(self.device):
+                self.bcast_op = broadcast_global_variables(self.root_rank)
+
+    def after_create_session(self, session: Any, coord: Any) -> None:
+        session.run(self.bcast_op)
+
+
+def _to_bytes(obj: Any) -> np.ndarray:
+    return np.frombuffer(cloudpickle.dumps(obj), dtype=np.uint8)
+
+
+def _value(tensor: Any, session: Any) -> np.ndarray:
+    if is_eager():
+        return tensor.numpy()
+    session = session or tf.compat.v1.get_default_session()
+    if session is None:
+        raise ValueError("in a graph of TF1 give session=, or call it within one")
+    return session.run(tensor)
+
+
+@plain
+def broadcast_object(
+    obj: Any,
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The root's object, on all ranks; it travels pickled."""
+    # Not the type of obj, as in Horovod: ranks that have only None to give would use another name.
+    name = name or "broadcast_object"
+    is_root = rank() == root_rank
+    data = _to_bytes(obj) if is_root else np.empty(0, np.uint8)
+    count = broadcast(np.array([data.size]), root_rank, f"{name}.size", process_set=process_set)
+    count = int(_value(count, session)[0])
+    if not is_root:
+        data = np.empty(count, np.uint8)
+    data = _value(broadcast(data, root_rank, f"{name}.data", process_set=process_set), session)
+    return obj if is_root else cloudpickle.loads(data.tobytes())
+
+
+def broadcast_object_fn(
+    root_rank: int = 0,
+    session: Any = None,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Callable[[Any], Any]:
+    """Graphs of TF1: broadcast_object() as a function that adds its ops to the graph only once."""
+    name = name or "broadcast_object_fn"
+    v1 = tf.compat.v1
+    with v1.get_default_graph().as_default():
+        count = v1.placeholder(tf.int64, [1], name="bcast_object_size")
+        data = v1.placeholder(tf.uint8, [None], name="bcast_object_data")
+        sent_count = broadcast(count, root_rank, f"{name}.size", process_set=process_set)
+        sent_data = broadcast(data, root_rank, f"{name}.data", process_set=process_set)
+    session = session or v1.get_default_session()
+
+    def send(obj: Any) -> Any:
+        is_root = rank() == root_rank
+        mine = _to_bytes(obj) if is_root else np.empty(0, np.uint8)
+        (size,) = session.run(sent_count, feed_dict={count: [mine.size]})
+        if not is_root:
+            mine = np.empty(size, np.uint8)
+        received = session.run(sent_data, feed_dict={data: mine})
+        return obj if is_root else cloudpickle.loads(received.tobytes())
+
+    return send
+
+
+@plain
+def allgather_object(
+    obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
+) -> list[Any]:
+    """The objects of all ranks, by rank; they travel pickled."""
+    name = name or "allgather_object"
+    data = _to_bytes(obj)
+    counts = _value(allgather(np.array([data.size]), f"{name}.size", process_set=process_set), session)
+    everything = _value(allgather(data, f"{name}.data", process_set=process_set), session)
+    ends = np.cumsum(counts)
+    return [cloudpickle.loads(piece.tobytes()) for piece in np.split(everything, ends[:-1])]

@@ -1,0 +1,69 @@
+"""How a collective gets into a graph: its name, and when it may run."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.framework.func_graph import FuncGraph
+from tensorflow.python.ops import control_flow_util
+
+# AutoGraph need not look into our functions: they have no control flow that depends on tensors.
+plain = tf.autograph.experimental.do_not_convert
+
+
+def is_eager() -> bool:
+    return tf.executing_eagerly()
+
+
+def _root(graph: Any) -> Any:
+    """The outermost function that is being traced. Names are counted there, so that a branch or the body
+    of a loop has no name in common with what runs beside it."""
+    while isinstance(graph, FuncGraph):
+        try:
+            outer = graph.outer_graph
+        except RuntimeError:  # it is gone
+            break
+        if not isinstance(outer, FuncGraph):
+            break
+        graph = outer
+    return graph
+
+
+def wire_name(kind: str, name: str | None = None, ignore_name_scope: bool = False) -> str:
+    """The name of a collective between ranks. Empty in eager mode: kernels are kept by name there, and
+    those without one count when they run."""
+    if is_eager():
+        return name or ""
+    graph = _ops.get_default_graph()
+    if control_flow_util.GraphOrParentsInXlaContext(graph):
+        raise ValueError(
+            f"{kind} cannot be compiled by XLA, since it talks to other processes: use jit_compile=False"
+        )
+    root = _root(graph)
+    if name is None:
+        # Not by the input's name: it changes with what else is in the graph, which ranks need not share.
+        base = f"{kind}.{getattr(root, 'name', 'graph')}"
+    else:
+        scope = "" if ignore_name_scope else graph.get_name_scope()
+        base = f"{scope}/{name}" if scope else name
+    if not hasattr(root, "_dad_names"):
+        root._dad_names = collections.Counter()
+    number = root._dad_names[base]
+    root._dad_names[base] += 1
+    if name is None:
+        return f"{base}.{number}"
+    return f"{base}_{number}" if number else base
+
+
+def run_any_time(tensors: Sequence[Any]) -> None:
+    """A tf.function runs stateful ops one after the other, in program order. Collectives find each other by
+    name and may run as soon as their inputs are there: while the backward pass goes on."""
+    if is_eager():
+        return
+    manager = getattr(_ops.get_default_graph(), "experimental_acd_manager", None)
+    if manager is not None:
+        manager.run_independently(tensors[0].op)

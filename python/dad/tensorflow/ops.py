@@ -1,0 +1,566 @@
+"""The collectives: Horovod's names and argument order, in eager mode, in tf.function and in graphs of TF1.
+
+Gradients are Horovod's: that of allgather and broadcast is the mean over ranks, that of reducescatter with
+Average is the gathered gradient and with Sum is `size` times that.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from dad._lib import _core
+from dad.basics import Adasum, Average, Max, Min, Product, Sum
+from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow._load import lib
+from dad.tensorflow.compression import Compression, compressor
+from dad.tensorflow.graph import is_eager, plain, run_any_time, wire_name
+
+_OPS = (Sum, Average, Min, Max, Product, Adasum)
+
+
+def _reduce_op(op: int | None, average: bool | None = None) -> int:
+    if average is not None:
+        if op is not None:
+            raise ValueError(f"op={op} and average={average} are both given: give op only")
+        warnings.warn("average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in _OPS:
+        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product")
+    return op
+
+
+def set_id(process_set: ProcessSet) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        raise ValueError(f"{process_set} was not given to init() or add_process_set()")
+    return number
+
+
+def _set_size(number: int) -> int:
+    return len(_core.process_set_ranks(number))
+
+
+def _tensors(values: Sequence[Any]) -> list[tf.Tensor]:
+    tensors = [tf.convert_to_tensor(value) for value in values]
+    if not tensors:
+        raise ValueError("a grouped collective needs at least one tensor")
+    for tensor in tensors:
+        if tensor.dtype not in _DTYPES:
+            raise ValueError(f"dtype {tensor.dtype.name} is not supported; convert the tensor first")
+    return tensors
+
+
+_DTYPES = frozenset(
+    (
+        tf.uint8,
+        tf.int8,
+        tf.int16,
+        tf.int32,
+        tf.int64,
+        tf.float16,
+        tf.bfloat16,
+        tf.float32,
+        tf.float64,
+        tf.bool,
+    )
+)
+
+
+# The ops. `names` has one name for all tensors, which then travel together or not at all, or one for each.
+
+
+def raw_allreduce(
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str],
+    op: int,
+    prescale: float = 1.0,
+    postscale: float = 1.0,
+    process_set: int = 0,
+    stream: int = 0,
+) -> list[tf.Tensor]:
+    reduced = lib.dad_allreduce(
+        tensors=tensors,
+        names=names,
+        reduce_op=op,
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
+        process_set=process_set,
+        stream=stream,
+        user_waits=is_eager(),
+    )
+    run_any_time(reduced)
+    return list(reduced)
+
+
+def raw_allgather(
+    tensors: Sequence[tf.Tensor], names: Sequence[str], process_set: int = 0, stream: int = 0
+) -> list[tf.Tensor]:
+    gathered = lib.dad_allgather(
+        tensors=tensors, names=names, process_set=process_set, stream=stream, user_waits=is_eager()
+    )
+    run_any_time(gathered)
+    return list(gathered)
+
+
+def _raw_reducescatter(
+    tensors: Sequence[tf.Tensor],
+    names: Sequence[str],
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+) -> list[tf.Tensor]:
+    scattered = lib.dad_reducescatter(
+        tensors=tensors,
+        names=names,
+        reduce_op=op,
+        prescale=repr(float(prescale)),
+        postscale=repr(float(postscale)),
+        process_set=process_set,
+        user_waits=is_eager(),
+    )
+    run_any_time(scattered)
+    return list(scattered)
+
+
+def _raw_broadcast(
+    tensors: Sequence[tf.Tensor], names: Sequence[str], root_rank: int, process_set: int
+) -> list[tf.Tensor]:
+    sent = lib.dad_broadcast(
+        tensors=tensors, names=names, root_rank=root_rank, process_set=process_set, user_waits=is_eager()
+    )
+    run_any_time(sent)
+    return list(sent)
+
+
+def _raw_alltoall(
+    tensor: tf.Tensor, splits: tf.Tensor, name: str, process_set: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    received, received_splits = lib.dad_alltoall(
+        tensor=tensor, splits=splits, names=[name], process_set=process_set, user_waits=is_eager()
+    )
+    run_any_time([received])
+    return received, received_splits
+
+
+# allreduce
+
+
+@plain
+def allreduce(
+    tensor: Any,
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+) -> Any:
+    """The reduction of a tensor over the ranks: by default their mean. Of tf.IndexedSlices: the slices of
+    all ranks."""
+    op = _reduce_op(op, average)
+    scales = (prescale_factor, postscale_factor)
+    if isinstance(tensor, tf.IndexedSlices):
+        with tf.device(device_sparse):
+            base = name or "slices"
+            values, indices = (
+                wire_name("allgather", None if name is None else f"{base}.{part}", ignore_name_scope)
+                for part in ("values", "indices")
+            )
+            return allreduce_slices(tensor, values, indices, op, *scales, set_id(process_set))
+    with tf.device(device_dense):
+        chosen = compressor(compression, name or "")
+        compressed, context = chosen.compress(*_tensors([tensor]))
+        wire = wire_name("allreduce", name, ignore_name_scope)
+        (reduced,) = raw_allreduce([compressed], [wire], op, *scales, set_id(process_set))
+        return chosen.decompress(reduced, context)
+
+
+def allreduce_slices(
+    slices: tf.IndexedSlices,
+    values_name: str,
+    indices_name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    stream: int = 0,
+) -> tf.IndexedSlices:
+    if op == Adasum:
+        raise NotImplementedError(
+            "Adasum does not work for tf.IndexedSlices: pass sparse_as_dense=True to DistributedOptimizer"
+        )
+    if op not in (Sum, Average):
+        raise NotImplementedError("only op=Sum and op=Average work for tf.IndexedSlices")
+    if is_eager():
+        values, indices = raw_allgather(
+            [slices.values, slices.indices], [values_name, indices_name], process_set, stream
+        )
+    else:
+        (values,) = raw_allgather([slices.values], [values_name], process_set, stream)
+        (indices,) = raw_allgather([slices.indices], [indices_name], process_set, stream)
+    factor = prescale * postscale / (_set_size(process_set) if op == Average else 1)
+    if factor != 1.0:
+        values = values * tf.cast(factor, values.dtype)
+    return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
+
+
+@plain
+def grouped_allreduce(
+    tensors: Sequence[Any],
+    average: bool | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = Compression.none,
+    op: int | None = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    name: str | None = None,
+) -> list[Any]:
+    """allreduce of several tensors that are reduced together or not at all."""
+    op = _reduce_op(op, average)
+    results: list[Any] = list(tensors)
+    if not results:
+        return results
+    for number, tensor in enumerate(results):
+        if isinstance(tensor, tf.IndexedSlices):
+            results[number] = allreduce(
+                tensor,
+                device_sparse=device_sparse,
+                op=op,
+                prescale_factor=prescale_factor,
+                postscale_factor=postscale_factor,
+                name=None if name is None else f"{name}.{number}",
+                process_set=process_set,
+                ignore_name_scope=ignore_name_scope,
+            )
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    if not dense:
+        return results
+    with tf.device(device_dense):
+        chosen = compressor(compression, name or "")
+        compressed = [chosen.compress(tensor) for tensor in _tensors([tensors[i] for i in dense])]
+        reduced = raw_allreduce(
+            [tensor for tensor, _ in compressed],
+            [wire_name("grouped_allreduce", name, ignore_name_scope)],
+            op,
+            prescale_factor,
+            postscale_factor,
+            set_id(process_set),
+        )
+        for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
+            results[i] = chosen.decompress(tensor, context)
+    return results
+
+
+def _gradients(op: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
+    """Dense, in the dtypes of the inputs: TensorFlow fills in zeros of its own where a result is not used."""
+    return [tf.cast(tf.convert_to_tensor(g), x.dtype) for g, x in zip(grads, op.inputs, strict=True)]
+
+
+def _require_linear(op: Any, what: str) -> int:
+    reduce_op = op.get_attr("reduce_op")
+    if reduce_op not in (Sum, Average):
+        raise ValueError(f"{what} has a gradient for op=Sum and op=Average only")
+    return reduce_op
+
+
+@tf.RegisterGradient("DadAllreduce")
+def _allreduce_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
+    return raw_allreduce(
+        _gradients(op, grads),
+        [wire_name("allreduce_gradient")],
+        _require_linear(op, "allreduce"),
+        float(op.get_attr("prescale")),
+        float(op.get_attr("postscale")),
+        op.get_attr("process_set"),
+    )
+
+
+# allgather
+
+
+@plain
+def allgather(
+    tensor: Any,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """The ranks' tensors one after the other; their first dimensions may differ."""
+    wire = wire_name("allgather", name, ignore_name_scope)
+    return raw_allgather(_tensors([tensor]), [wire], set_id(process_set))[0]
+
+
+@plain
+def grouped_allgather(
+    tensors: Sequence[Any],
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """allgather of several tensors that are gathered together or not at all."""
+    wire = wire_name("grouped_allgather", name, ignore_name_scope)
+    return raw_allgather(_tensors(tensors), [wire], set_id(process_set))
+
+
+@tf.RegisterGradient("DadAllgather")
+def _allgather_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
+    process_set = op.get_attr("process_set")
+    rank = _core.process_set_ranks(process_set).index(_core.rank())
+    grads = _gradients(op, grads)
+    reduced = raw_allreduce(grads, [wire_name("allgather_gradient")], Average, process_set=process_set)
+    rows = tf.stack([tf.shape(tensor, out_type=tf.int64)[0] for tensor in op.inputs])
+    (all_rows,) = raw_allgather([rows[tf.newaxis]], [wire_name("allgather_gradient_rows")], process_set)
+    first = tf.reduce_sum(all_rows[:rank], axis=0)
+    return [
+        whole[first[i] : first[i] + all_rows[rank, i]] for i, whole in enumerate(reduced)
+    ]  # this rank's rows
+
+
+# broadcast
+
+
+@plain
+def broadcast(
+    tensor: Any,
+    root_rank: int,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> tf.Tensor:
+    """The root's tensor, on all ranks. root_rank is a global rank."""
+    wire = wire_name("broadcast", name, ignore_name_scope)
+    return _raw_broadcast(_tensors([tensor]), [wire], root_rank, set_id(process_set))[0]
+
+
+@tf.RegisterGradient("DadBroadcast")
+def _broadcast_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
+    reduced = raw_allreduce(
+        _gradients(op, grads),
+        [wire_name("broadcast_gradient")],
+        Average,
+        process_set=op.get_attr("process_set"),
+    )
+    if _core.rank() == op.get_attr("root_rank"):
+        return reduced
+    return [tensor * 0 for tensor in reduced]
+
+
+@plain
+def broadcast_(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> list[tf.Tensor]:
+    """Gives the variables the root's values, in place; returns their values."""
+    operation = broadcast_in_place(variables, root_rank, name, process_set)
+    with tf.control_dependencies([operation] if operation is not None else []):
+        return [resource(variable).read_value() for variable in variables]
+
+
+def resource(variable: Any) -> Any:
+    """The tf.Variable of a variable of Keras 3, or what it is itself."""
+    value = getattr(variable, "value", None)
+    return value if isinstance(value, tf.Variable) else variable
+
+
+def broadcast_in_place(
+    variables: Sequence[Any],
+    root_rank: int,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """The op that gives the variables the root's values; None in eager mode, where it has been done."""
+    variables = [resource(variable) for variable in variables]
+    if any(getattr(variable, "handle", None) is None for variable in variables):
+        raise ValueError("only resource variables can be broadcast in place")
+    base = name or "broadcast_variables"
+    names = [wire_name(base, f"{base}.{i}.{v.name}") for i, v in enumerate(variables)]
+    return lib.dad_broadcast_variables(
+        resources=[variable.handle for variable in variables],
+        names=names,
+        root_rank=root_rank,
+        process_set=set_id(process_set),
+        user_waits=is_eager(),
+    )
+
+
+# alltoall
+
+
+@plain
+def alltoall(
+    tensor: Any,
+    splits: Any = None,
+    name: str | None = None,
+    ignore_name_scope: bool = False,
+    process_set: ProcessSet = global_process_set,
+) -> Any:
+    """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
+    came from each rank."""
+    (tensor,) = _tensors([tensor])
+    rows = tf.constant([], tf.int32) if splits is None else tf.cast(tf.convert_to_tensor(splits), tf.int32)
+    if is_eager():
+        _check_splits(tensor, None if splits is None else rows.numpy(), _set_size(set_id(process_set)))
+    wire = wire_name("alltoall", name, ignore_name_scope)
+    received, received_splits = _raw_alltoall(tensor, rows, wire, set_id(process_set))
+    return received if splits is None else (received, received_splits)
+
+
+def _check_splits(tensor: tf.Tensor, splits: Any, size: int) -> None:
+    if tensor.shape.rank == 0:
+        raise ValueError("alltoall needs a tensor with at least one dimension")
+    rows = tensor.shape[0]
+    if splits is None:
+        if rows % size:
+            raise ValueError(f"alltoall without splits: {rows} rows cannot be divided evenly by {size} ranks")
+        return
+    if splits.shape != (size,):
+        raise ValueError(f"alltoall: splits has shape {list(splits.shape)}, expected one per rank: [{size}]")
+    if (splits < 0).any() or splits.sum() != rows:
+        raise ValueError(f"alltoall: splits {splits.tolist()} do not add up to the tensor's {rows} rows")
+
+
+@tf.RegisterGradient("DadAlltoall")
+def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
+    back, _ = _raw_alltoall(
+        tf.convert_to_tensor(grad), op.outputs[1], wire_name("alltoall_gradient"), op.get_attr("process_set")
+    )
+    return [back, None]
+
+
+# reducescatter
+
+
+@plain
+def reducescatter(
+    tensor: Any,
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    name: str | None = None,
+    process_set: ProcessSet = global_process_set,
+    ignore_name_scope: bool = False,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+) -> tf.Tensor:
+    """This rank's rows of the reduced tensor; the lowest ranks get one more where they do not divide
+    evenly."""
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(
+        [tensor], device_dense, compression, op, name, process_set, ignore_name_scope, scales
+    )[0]
+
+
+@plain
+def grouped_reducescatter(
+    tensors: Sequence[Any],
+    device_dense: str = "",
+    compression: Any = Compression.none,
+    op: int = Average,
+    process_set: ProcessSet = global_process_set,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    *,
+    name: str | None = None,
+) -> list[tf.Tensor]:
+    """reducescatter of several tensors that are reduced together or not at all."""
+    if not tensors:
+        return list(tensors)
+    scales = (prescale_factor, postscale_factor)
+    return _reducescatter(tensors, device_dense, compression, op, name, process_set, False, scales)
+
+
+def _reducescatter(
+    tensors: Sequence[Any],
+    device: str,
+    compression: Any,
+    op: int,
+    name: str | None,
+    process_set: ProcessSet,
+    ignore_name_scope: bool,
+    scales: tuple[float, float],
+) -> list[tf.Tensor]:
+    with tf.device(device):
+        chosen = compressor(compression, name or "")
+        compressed = [chosen.compress(tensor) for tensor in _tensors(tensors)]
+        scattered = _raw_reducescatter(
+            [tensor for tensor, _ in compressed],
+            [wire_name("reducescatter", name, ignore_name_scope)],
+            _reduce_op(op),
+            *scales,
+            set_id(process_set),
+        )
+        return [chosen.decompress(t, context) for t, (_, context) in zip(scattered, compressed, strict=True)]
+
+
+@tf.RegisterGradient("DadReducescatter")
+def _reducescatter_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
+    process_set = op.get_attr("process_set")
+    factor = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
+    if _require_linear(op, "reducescatter") == Sum:
+        factor *= _set_size(process_set)
+    scaled = [grad * tf.cast(factor, grad.dtype) for grad in _gradients(op, grads)]
+    return raw_allgather(scaled, [wire_name("reducescatter_gradient")], process_set)
+
+
+# join, barrier and the world as ops
+
+
+@plain
+def join() -> tf.Tensor:
+    """This rank has no more data: until all ranks have joined it takes part in the others' collectives
+    with zeros. Returns the last rank to join."""
+    return lib.dad_join(user_waits=is_eager())
+
+
+@plain
+def barrier(process_set: ProcessSet = global_process_set) -> Any:
+    """Returns when all ranks have come here. In a graph it is an op."""
+    return lib.dad_barrier(process_set=set_id(process_set), user_waits=is_eager())
+
+
+def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """The number of ranks, asked when the graph runs."""
+    return lib.dad_size(process_set=process_set_id, name=name)
+
+
+def rank_op(name: str | None = None) -> tf.Tensor:
+    """The rank, asked when the graph runs."""
+    return lib.dad_rank(name=name)
+
+
+def local_size_op(name: str | None = None) -> tf.Tensor:
+    """The number of ranks on this host, asked when the graph runs."""
+    return lib.dad_local_size(name=name)
+
+
+def local_rank_op(name: str | None = None) -> tf.Tensor:
+    """The rank on this host, asked when the graph runs."""
+    return lib.dad_local_rank(name=name)
+
+
+def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
+    """1 or 0: whether this rank is in the set, asked when the graph runs. Negative: before init(), or there
+    is no such set."""
+    return lib.dad_process_set_included(process_set=process_set_id, name=name)
+
+
+for _op in ("DadBroadcastVariables", "DadJoin", "DadBarrier", "DadRank", "DadSize", "DadLocalRank"):
+    tf.no_gradient(_op)
+for _op in ("DadLocalSize", "DadProcessSetIncluded"):
+    tf.no_gradient(_op)

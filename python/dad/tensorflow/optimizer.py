@@ -1,0 +1,79 @@
+"""DistributedOptimizer: for optimizers of Keras 3, of tf_keras, and of tf.compat.v1.train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from dad.basics import Average
+from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.gradients import GradientReducer, check_arguments, new_stream
+from dad.tensorflow.v1_optimizer import DistributedV1Optimizer
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    use_locking: bool = False,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    backward_passes_per_step: int = 1,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer, on gradients that are reduced over the ranks before it uses them.
+
+    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
+    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+    backward_passes_per_step: gradients of so many calls add up locally before they are reduced and applied;
+        average_aggregated_gradients divides by that number.
+    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
+    groups: a number of groups, or lists of variables, that are reduced together.
+    scale_local_gradients: divides the gradients of local variables by the number of ranks.
+    """
+    if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
+        from dad.tensorflow.keras import DistributedOptimizer as KerasOptimizer
+
+        return KerasOptimizer(
+            optimizer,
+            name=name,
+            device_dense=device_dense,
+            device_sparse=device_sparse,
+            compression=compression,
+            sparse_as_dense=sparse_as_dense,
+            gradient_predivide_factor=gradient_predivide_factor,
+            op=op,
+            backward_passes_per_step=backward_passes_per_step,
+            average_aggregated_gradients=average_aggregated_gradients,
+            num_groups=num_groups,
+            groups=groups,
+            process_set=process_set,
+            scale_local_gradients=scale_local_gradients,
+        )
+    groups = check_arguments(op, gradient_predivide_factor, num_groups, groups)
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    reducer = GradientReducer(
+        name or f"Distributed{type(optimizer).__name__}",
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups,
+        process_set,
+        scale_local_gradients,
+        device_dense,
+        device_sparse,
+        new_stream(process_set),
+    )
+    return DistributedV1Optimizer(
+        optimizer, name, use_locking, reducer, backward_passes_per_step, average_aggregated_gradients
+    )

@@ -1,0 +1,84 @@
+"""BatchNormalization with the statistics of the batch of all ranks together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from dad.basics import Sum, is_initialized, size
+from dad.tensorflow.gradients import TAPE_STREAM
+from dad.tensorflow.graph import wire_name
+from dad.tensorflow.ops import raw_allreduce
+
+# One stream per layer: the statistics of one depend on those of the layer before.
+_STREAMS = TAPE_STREAM << 1
+_num_layers = 0
+_IS_LEGACY = not tf.keras.__version__.startswith("3.")  # tf_keras
+
+
+class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
+    """BatchNormalization on the joined batch of all ranks, which may be of unequal size.
+
+    As with Horovod the gradients of gamma and beta are those of this rank's rows; the optimizer reduces them
+    like any other.
+    """
+
+    def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:
+        global _num_layers
+        if fused in (True, None):
+            raise ValueError("SyncBatchNormalization does not support fused=True.")
+        if kwargs.pop("synchronized", False):
+            raise ValueError("SyncBatchNormalization synchronizes by dad, not by tf.distribute")
+        if not kwargs.get("name"):
+            kwargs["name"] = _unique_name()
+        if _IS_LEGACY:
+            kwargs["fused"] = False
+        super().__init__(**kwargs)
+        self._dad_stream = _STREAMS + _num_layers
+        _num_layers += 1
+
+    def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        mean, variance = super()._moments(inputs, *args, **kwargs)
+        mask = kwargs.get("mask") if _IS_LEGACY else [*args, *kwargs.values()][0]
+        if not is_initialized() or size() == 1:
+            return mean, variance
+        # E[x²] - E[x]² would cancel in float32.
+        wide_mean, wide_variance = tf.cast(mean, tf.float64), tf.cast(variance, tf.float64)
+        count = self._count(inputs, mask)
+        channels = tf.shape(tf.reshape(wide_mean, [-1]))[0]
+        mine = tf.concat(
+            [
+                tf.reshape(wide_mean, [-1]) * count,
+                tf.reshape(wide_variance + tf.square(wide_mean), [-1]) * count,
+                tf.reshape(count, [1]),
+            ],
+            axis=0,
+        )
+        wire = wire_name("sync_batch_norm", f"sync_batch_norm.{self._dad_stream - _STREAMS}")
+        (total,) = raw_allreduce([mine], [wire], Sum, stream=self._dad_stream)
+        all_rows = tf.maximum(total[-1], 1.0)
+        joint_mean = total[:channels] / all_rows
+        joint_variance = total[channels:-1] / all_rows - tf.square(joint_mean)
+        joint_variance = tf.maximum(joint_variance, 0.0)
+        return (
+            tf.cast(tf.reshape(joint_mean, tf.shape(mean)), mean.dtype),
+            tf.cast(tf.reshape(joint_variance, tf.shape(variance)), variance.dtype),
+        )
+
+    def _count(self, inputs: Any, mask: Any) -> Any:
+        """How many values of this rank a channel's statistics are made of."""
+        if mask is not None:
+            # One less dimension than the inputs: without the channels.
+            return tf.reduce_sum(tf.cast(mask, tf.float64))
+        axis = self.axis[0] if isinstance(self.axis, list | tuple) else self.axis
+        return tf.cast(tf.size(inputs) // tf.shape(inputs)[axis], tf.float64)
+
+    def get_config(self) -> dict[str, Any]:
+        config = super().get_config()
+        config.pop("synchronized", None)
+        return config
+
+
+def _unique_name() -> str:
+    return f"sync_batch_normalization_{_num_layers}" if _num_layers else "sync_batch_normalization"

@@ -1,0 +1,131 @@
+"""DistributedGradientTape: tf.GradientTape whose gradient() is reduced over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import tensorflow as tf
+
+from dad.basics import Average
+from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.gradients import GradientReducer, check_arguments
+from dad.tensorflow.graph import plain
+from dad.tensorflow.ops import resource
+
+
+class _DistributedTape:
+    """What is put in front of the user's tape class."""
+
+    _dad: GradientReducer
+
+    def register_local_source(self, source: Any) -> None:
+        """The gradient of this variable stays on this rank."""
+        self._dad.register_local(source)
+
+    @plain
+    def gradient(
+        self,
+        target: Any,
+        sources: Any,
+        output_gradients: Any = None,
+        use_generic_names: bool = False,
+        **kwargs: Any,
+    ) -> Any:
+        """The gradients of `target`, reduced over the ranks; in the structure of `sources`."""
+        flat = tf.nest.flatten(sources)
+        gradients = super().gradient(  # type: ignore[misc]
+            target, [resource(source) for source in flat], output_gradients, **kwargs
+        )
+        return tf.nest.pack_sequence_as(sources, self._dad(gradients, flat))
+
+    def get_local_and_global_gradients(
+        self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
+    ) -> tuple[list[Any], list[Any]]:
+        """(variable, gradient) pairs: of the variables that are local to this rank, and of the others."""
+        gradients = self.gradient(target, sources, output_gradients, use_generic_names)
+        pairs = list(zip(sources, gradients, strict=True))
+        local = [pair for pair in pairs if self._dad.is_local(pair[0])]
+        return local, [pair for pair in pairs if not self._dad.is_local(pair[0])]
+
+
+def DistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The tape, as an instance of a subclass of its own class whose gradient() is reduced over the ranks.
+
+    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
+    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
+    groups: a number of groups, or lists of variables, that are reduced together.
+    scale_local_gradients: divides the gradients of local sources by the number of ranks.
+    """
+    groups = check_arguments(op, gradient_predivide_factor, num_groups, groups)
+    reducer = GradientReducer(
+        "DistributedGradientTape",
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        groups,
+        process_set,
+        scale_local_gradients,
+        device_dense,
+        device_sparse,
+    )
+    cls = type(gradtape)
+    tape = object.__new__(type(cls.__name__, (_DistributedTape, cls), {"__module__": cls.__module__}))
+    tape.__dict__.update(vars(gradtape))
+    tape._dad = reducer
+    return tape
+
+
+def PartialDistributedGradientTape(
+    gradtape: tf.GradientTape,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    op: int = Average,
+    gradient_predivide_factor: float = 1.0,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedGradientTape that leaves the gradients of `local_layers` (a layer of Keras, or several) as
+    they are on this rank."""
+    layers = [] if local_layers is None else local_layers
+    if not isinstance(layers, Iterable) or hasattr(layers, "trainable_weights"):
+        layers = [layers]
+    layers = list(layers)
+    if not all(hasattr(layer, "trainable_weights") for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for layer in layers:
+        for variable in layer.trainable_weights:
+            tape.register_local_source(variable)
+    return tape

@@ -1,0 +1,183 @@
+#include "call.h"
+
+#include <chrono>
+#include <utility>
+
+#include "completion.h"
+#include "dad/engine.h"
+#include "tensor_adapter.h"
+
+namespace dad_tensorflow {
+
+using dad::Contribution;
+using dad::Result;
+using dad::Status;
+using tensorflow::Tensor;
+
+namespace {
+
+// When a request has not been done for so long, what its batch lacks may depend on its result. A
+// step of which gradients come later than this does not gain by sending them together.
+constexpr std::chrono::milliseconds kStrayPatience(20);
+constexpr std::chrono::milliseconds kGradientPatience(300);
+
+// Nothing else will be submitted before this is done: the worker need not wait for what could go
+// with it.
+void SayThatAUserWaits(dad::Ticket& ticket) { (void)ticket.Wait(std::chrono::milliseconds(0)); }
+
+// Tells the core which requests are in flight together: only those may wait for each other. It
+// counts a new phase when a user has waited, which in TensorFlow nobody does; a new step says the
+// same, and so does a request that comes when none is under way. Gradients of a step may well
+// trickle in one by one and still belong together: they have a stream of their own.
+class Phases {
+ public:
+  void Begin(int64_t step, bool is_stray) {
+    std::lock_guard lock(mutex_);
+    const bool waited = step != step_ || (is_stray && num_open_ == 0);
+    step_ = step;
+    ++num_open_;
+    // A ticket that is done only passes it on.
+    if (waited && last_) SayThatAUserWaits(*last_);
+  }
+  void End(std::shared_ptr<dad::Ticket> last) {
+    std::lock_guard lock(mutex_);
+    --num_open_;
+    last_.swap(last);
+  }
+
+ private:
+  std::mutex mutex_;
+  int64_t step_ = 0;
+  int num_open_ = 0;
+  std::shared_ptr<dad::Ticket> last_;
+};
+
+Phases& ThePhases() {
+  static auto* phases = new Phases;
+  return *phases;
+}
+
+}  // namespace
+
+Call::Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done)
+    : context_(context), done_(std::move(done)) {}
+
+Result<Contribution> Call::Elementwise(int input) {
+  Contribution contribution;
+  tensorflow::TensorShape shape;
+  {
+    const Tensor& tensor = context_->input(input);
+    if (auto dtype = ToDType(tensor.dtype()); !dtype.ok()) return dtype.status();
+    shape = tensor.shape();
+    contribution.input = ViewOf(tensor);
+  }
+  Tensor* output = nullptr;
+  const absl::Status allocated =
+      context_->forward_input_or_allocate_output({input}, input, shape, &output);
+  if (!allocated.ok()) return Status::InvalidArgument(std::string(allocated.message()));
+  contribution.output = contribution.input;
+  contribution.output.data = output->data();
+  held_.push_back(*output);
+  if (contribution.output.data != contribution.input.data) held_.push_back(context_->input(input));
+  return contribution;
+}
+
+Result<Contribution> Call::Gathered(int input) {
+  const Tensor& tensor = context_->input(input);
+  if (auto dtype = ToDType(tensor.dtype()); !dtype.ok()) return dtype.status();
+  Contribution contribution;
+  contribution.input = ViewOf(tensor);
+  held_.push_back(tensor);
+  return contribution;
+}
+
+dad::OutputAllocator Call::Allocator(int first_output) {
+  gathered_.resize(static_cast<size_t>(context_->num_outputs()));
+  return [self = shared_from_this(), first_output](
+             int index, dad::DType dtype, const dad::Shape& shape) -> Result<dad::TensorView> {
+    Result<Tensor> tensor = Allocate(dtype, shape);
+    if (!tensor.ok()) return tensor.status();
+    auto& place = self->gathered_[static_cast<size_t>(first_output + index)];
+    place = std::move(tensor).value();
+    return ViewOf(*place);
+  };
+}
+
+void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success) {
+  const std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
+  if (!engine) {
+    return Fail(Status::InvalidArgument("dad has not been initialized; call init() first"));
+  }
+  on_success_ = std::move(on_success);
+  num_open_ = requests.size();
+  cancellation_ = context_->cancellation_manager();
+  if (cancellation_ != nullptr) {
+    token_ = cancellation_->get_cancellation_token();
+    const bool registered = cancellation_->RegisterCallback(token_, [self = shared_from_this()] {
+      RunLater([self] { self->Finish(absl::CancelledError("the step was cancelled"), nullptr); });
+    });
+    if (!registered) {
+      cancellation_ = nullptr;
+      return Finish(absl::CancelledError("the step was cancelled"), nullptr);
+    }
+  }
+  const bool is_stray = requests[0].stream == 0;
+  ThePhases().Begin(context_->step_id(), is_stray);
+  std::vector<std::shared_ptr<dad::Ticket>> tickets;
+  for (dad::Request& request : requests) {
+    tickets.push_back(engine->Submit(std::move(request)));
+    tickets.back()->OnDone([self = shared_from_this(), ticket = tickets.back()](
+                               const Status& status) { self->PartDone(status, ticket); });
+  }
+  for (const auto& ticket : tickets) {
+    if (user_waits) {
+      SayThatAUserWaits(*ticket);
+    } else {
+      RunAfter(is_stray ? kStrayPatience : kGradientPatience,
+               [unfinished = std::weak_ptr<dad::Ticket>(ticket)] {
+                 auto alive = unfinished.lock();
+                 if (alive && !alive->Done()) SayThatAUserWaits(*alive);
+               });
+    }
+  }
+}
+
+void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ticket) {
+  {
+    std::lock_guard lock(mutex_);
+    if (first_error_.ok()) first_error_ = status;
+    if (--num_open_ > 0) return;
+  }
+  ThePhases().End(ticket);
+  RunLater([self = shared_from_this(), ticket] {
+    self->Finish(ToTensorFlow(self->first_error_), ticket.get());
+  });
+}
+
+void Call::Fail(const Status& status) { Finish(ToTensorFlow(status), nullptr); }
+
+void Call::Finish(const absl::Status& status, const dad::Ticket* ticket) {
+  if (finished_.exchange(true)) return;
+  const bool cancelled = ticket == nullptr;
+  if (cancellation_ != nullptr) cancellation_->DeregisterCallback(token_);
+  if (!status.ok()) {
+    context_->SetStatus(status);
+  } else {
+    for (size_t i = 0; i < gathered_.size(); ++i) {
+      if (gathered_[i]) context_->set_output(static_cast<int>(i), *gathered_[i]);
+    }
+    if (on_success_) {
+      if (absl::Status set = on_success_(context_, *ticket); !set.ok()) context_->SetStatus(set);
+    }
+  }
+  on_success_ = nullptr;
+  if (!cancelled) {
+    // The next op may then work in the memory of the result.
+    held_.clear();
+    gathered_.clear();
+  }
+  auto done = std::move(done_);
+  done();
+}
+
+}  // namespace dad_tensorflow

@@ -1,0 +1,61 @@
+// One run of a collective kernel, from its inputs to `done`.
+//
+// The core cannot take a request back, so a step that is cancelled ends at once and leaves its
+// memory to the request: a Call holds what the views point to until both are through.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/ticket.h"
+#include "tensorflow/core/framework/cancellation.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace dad_tensorflow {
+
+class Call : public std::enable_shared_from_this<Call> {
+ public:
+  Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done);
+
+  // Input number `input` with a result of its shape, which becomes output number `input`: in the
+  // memory of the input where nobody else has it.
+  dad::Result<dad::Contribution> Elementwise(int input);
+  // The same without a result: the core asks Allocator() for one when it knows the shape.
+  dad::Result<dad::Contribution> Gathered(int input);
+  // For request.allocate: tensor i of the request becomes output number `first_output` + i.
+  dad::OutputAllocator Allocator(int first_output = 0);
+  // Holds a tensor until the requests are done.
+  void Hold(tensorflow::Tensor tensor) { held_.push_back(std::move(tensor)); }
+
+  // Sends the requests. `done` is called once all have ended or the step is cancelled.
+  // `on_success` may set outputs; it gets the ticket of the request that ended last.
+  using OnSuccess = std::function<absl::Status(tensorflow::OpKernelContext*, const dad::Ticket&)>;
+  void Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success = nullptr);
+
+  // Ends the call with an error.
+  void Fail(const dad::Status& status);
+
+ private:
+  void PartDone(const dad::Status& status, const std::shared_ptr<dad::Ticket>& ticket);
+  void Finish(const absl::Status& status, const dad::Ticket* ticket);
+
+  tensorflow::OpKernelContext* const context_;
+  tensorflow::AsyncOpKernel::DoneCallback done_;
+  OnSuccess on_success_;
+  std::vector<tensorflow::Tensor> held_;
+  std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made
+  tensorflow::CancellationManager* cancellation_ = nullptr;
+  tensorflow::CancellationToken token_ = 0;
+  std::atomic<bool> finished_{false};
+  std::mutex mutex_;
+  size_t num_open_ = 0;      // guarded by mutex_
+  dad::Status first_error_;  // guarded by mutex_
+};
+
+}  // namespace dad_tensorflow

@@ -1,0 +1,166 @@
+// The signatures of dad's ops.
+//
+// All are stateful: no optimizer may run them while it folds constants, merge two of them or drop
+// one. In a tf.function that would also make them run one after the other;
+// python/dad/tensorflow/graph.py says which may run at any time.
+//
+//   names        of the tensors on the wire. One for all: they are sent together or not at all.
+//   Empty:
+//                a running number
+//   stream       requests of different streams never wait for each other
+//   user_waits   whether nothing else is submitted before this is done: eager calls
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status LikeInputs(InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) c->set_output(i, c->input(i));
+  return absl::OkStatus();
+}
+
+// How many rows come out depends on the other ranks. Numbers gather to a vector.
+absl::Status OpenRows(InferenceContext* c) {
+  for (int i = 0; i < c->num_outputs(); ++i) {
+    ShapeHandle shape = c->input(i);
+    if (c->RankKnown(shape) && c->Rank(shape) == 0) {
+      shape = c->Vector(c->UnknownDim());
+    } else if (c->RankKnown(shape)) {
+      TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->UnknownDim(), &shape));
+    }
+    c->set_output(i, shape);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AlltoallShape(InferenceContext* c) {
+  ShapeHandle shape, splits;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &shape));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &splits));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(shape, 0, c->UnknownDim(), &shape));
+  c->set_output(0, shape);
+  c->set_output(1, c->Vector(c->UnknownDim()));
+  return absl::OkStatus();
+}
+
+#define DAD_TYPES "{uint8, int8, int16, int32, int64, half, bfloat16, float, double, bool}"
+
+REGISTER_OP("DadAllreduce")
+    .Attr("T: list(" DAD_TYPES ") >= 1")
+    .Attr("names: list(string)")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")  // as text: an attribute of type float has 24 bits
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("tensors: T")
+    .Output("reduced: T")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputs);
+
+REGISTER_OP("DadReducescatter")
+    .Attr("T: list(" DAD_TYPES ") >= 1")
+    .Attr("names: list(string)")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("tensors: T")
+    .Output("scattered: T")
+    .SetIsStateful()
+    .SetShapeFn(OpenRows);
+
+REGISTER_OP("DadAllgather")
+    .Attr("T: list(" DAD_TYPES ") >= 1")
+    .Attr("names: list(string)")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("tensors: T")
+    .Output("gathered: T")
+    .SetIsStateful()
+    .SetShapeFn(OpenRows);
+
+REGISTER_OP("DadBroadcast")
+    .Attr("T: list(" DAD_TYPES ") >= 1")
+    .Attr("names: list(string)")
+    .Attr("root_rank: int")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("tensors: T")
+    .Output("sent: T")
+    .SetIsStateful()
+    .SetShapeFn(LikeInputs);
+
+REGISTER_OP("DadBroadcastVariables")
+    .Attr("N: int >= 1")
+    .Attr("names: list(string)")
+    .Attr("root_rank: int")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("resources: N * resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("DadAlltoall")
+    .Attr("T: " DAD_TYPES)
+    .Attr("names: list(string)")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("tensor: T")
+    .Input("splits: int32")  // empty: even
+    .Output("received: T")
+    .Output("received_splits: int32")
+    .SetIsStateful()
+    .SetShapeFn(AlltoallShape);
+
+REGISTER_OP("DadJoin")
+    .Attr("user_waits: bool = false")
+    .Output("last_rank: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("DadBarrier")
+    .Attr("process_set: int = 0")
+    .Attr("user_waits: bool = false")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("DadRank")
+    .Output("rank: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("DadSize")
+    .Attr("process_set: int = 0")
+    .Output("size: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("DadLocalRank")
+    .Output("local_rank: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("DadLocalSize")
+    .Output("local_size: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("DadProcessSetIncluded")
+    .Attr("process_set: int = 0")
+    .Output("included: int32")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+}  // namespace

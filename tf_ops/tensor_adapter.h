@@ -1,0 +1,25 @@
+// tensorflow::Tensor <-> dad::TensorView, and statuses of one for statuses of the other.
+#pragma once
+
+#include "absl/status/status.h"
+#include "dad/status.h"
+#include "dad/tensor_view.h"
+#include "tensorflow/core/framework/tensor.h"
+#include "tensorflow/core/framework/types.pb.h"
+
+namespace dad_tensorflow {
+
+dad::Result<dad::DType> ToDType(tensorflow::DataType type);
+tensorflow::DataType ToDataType(dad::DType dtype);
+
+// The tensor must live as long as the view, and its type be one of ours.
+dad::TensorView ViewOf(const tensorflow::Tensor& tensor);
+
+// Uninitialised memory. Safe on the worker thread, and needs no kernel context: that may be gone.
+dad::Result<tensorflow::Tensor> Allocate(dad::DType dtype, const dad::Shape& shape);
+
+// Misuse: INVALID_ARGUMENT; ranks disagree: FAILED_PRECONDITION; a rank is lost: UNKNOWN, for which
+// scripts that were written for Horovod look.
+absl::Status ToTensorFlow(const dad::Status& status);
+
+}  // namespace dad_tensorflow
