@@ -1,7 +1,7 @@
 # The commands of this project. `make help` lists them.
 VENV := .venv
 PYTHON_FILES := python tests examples scripts setup.py tools/netlab $(wildcard benchmarks)
-CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tools benchmarks)
+CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tests/fuzz tools benchmarks)
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc')
 
 help:  ## this list
@@ -18,10 +18,14 @@ demo: setup  ## four processes train on Fashion-MNIST: dense, exact and auto
 
 test: setup  ## all tests, C++ and Python
 	build/tests/cpp/dad_tests --gtest_brief=1
+	build/tests/fuzz/dad_fuzz_replay tests/fuzz/corpus
 	$(VENV)/bin/python -m pytest -q
 
 test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
 	@scripts/sanitize.sh
+
+fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
+	@scripts/fuzz.sh
 
 lint:  ## clang-format and ruff, changing nothing
 	@scripts/setup.sh packages venv
@@ -49,4 +53,4 @@ wheel: setup  ## a wheel in dist/, for the torch in .venv
 clean:  ## what was built; not .venv
 	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-sanitize lint format bench docs wheel clean
+.PHONY: help setup build demo test test-sanitize fuzz lint format bench docs wheel clean

@@ -1,5 +1,5 @@
 #!/bin/bash
-# The C++ tests under sanitizers: build/tsan, then build/asan (with UBSan).
+# The C++ tests, and the corpus of the fuzz targets, under sanitizers: build/tsan, then build/asan (with UBSan).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -10,6 +10,7 @@ check() { # check FOLDER SANITIZERS
   cmake -S . -B "build/$1" "${generator[@]}" -DDAD_SANITIZE="$2" -DDAD_PYTHON=OFF -DDAD_TORCH=OFF > /dev/null
   cmake --build "build/$1" --parallel "$(nproc)" | tail -n 1
   "build/$1/tests/cpp/dad_tests" --gtest_brief=1
+  "build/$1/tests/fuzz/dad_fuzz_replay" tests/fuzz/corpus
 }
 
 export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"

@@ -1,0 +1,161 @@
+// wire/message.h as gloo's sockets carry it: a stream of frames, in pieces of any size; and the
+// announcements that go in some of them.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "fuzz.h"
+#include "transport/gloo/frame_reader.h"
+#include "transport/mpi/announcement.h"
+
+namespace dad::fuzz {
+namespace {
+
+struct Message {
+  MessageHeader header;
+  Bytes payload;
+};
+
+// What a reader of docs/wire_format.md makes of the stream: the messages that are complete, and
+// whether it ends in one that is refused.
+struct Expected {
+  std::vector<Message> messages;
+  bool refused = false;
+  size_t used = 0;  // bytes that a reader may be given
+};
+
+// Frames that announce more are cut off: the reader rightly makes room for what a peer of ours
+// announces.
+constexpr uint64_t kLongest = 1 << 16;
+
+Expected Understand(ByteSpan stream) {
+  Expected expected;
+  while (stream.size() - expected.used >= sizeof(MessageHeader)) {
+    Message message;
+    std::memcpy(&message.header, stream.data() + expected.used, sizeof(MessageHeader));
+    if (message.header.magic != kWireMagic || message.header.payload_bytes > uint64_t{1} << 38) {
+      expected.used += sizeof(MessageHeader);
+      expected.refused = true;
+      return expected;
+    }
+    if (message.header.payload_bytes > kLongest) return expected;
+    const ByteSpan rest = stream.subspan(expected.used + sizeof(MessageHeader));
+    if (rest.size() < message.header.payload_bytes) {
+      expected.used = stream.size();
+      return expected;
+    }
+    const ByteSpan payload = rest.first(message.header.payload_bytes);
+    message.payload.assign(payload.begin(), payload.end());
+    expected.used += sizeof(MessageHeader) + payload.size();
+    expected.messages.push_back(std::move(message));
+  }
+  expected.used = stream.size();
+  return expected;
+}
+
+class Collector final : public gloo_transport::FrameReader::Listener {
+ public:
+  explicit Collector(bool in_place) : in_place_(in_place) {}
+
+  std::byte* OnHeader(const MessageHeader& header) override {
+    place_.assign(header.payload_bytes, std::byte{0});
+    return in_place_ ? place_.data() : nullptr;
+  }
+  void OnMessage(const MessageHeader& header, AlignedBuffer payload) override {
+    const ByteSpan bytes = payload.size() > 0         ? ByteSpan(payload.span())
+                           : header.payload_bytes > 0 ? ByteSpan(place_)
+                                                      : ByteSpan();
+    messages.push_back({header, {bytes.begin(), bytes.end()}});
+  }
+
+  std::vector<Message> messages;
+
+ private:
+  const bool in_place_;
+  Bytes place_;
+};
+
+void CheckAnnouncement(const Message& message) {
+  const auto announced = mpi_transport::DecodeAnnouncement(message.payload);
+  if (!announced.ok()) return;
+  Bytes bytes;
+  const GatherBuffer encoded = mpi_transport::Encode(announced.value());
+  for (const ByteSpan piece : encoded.Pieces()) {
+    bytes.insert(bytes.end(), piece.begin(), piece.end());
+  }
+  Require(bytes == message.payload, "an announcement has no round trip");
+}
+
+void Run(ByteSpan input) {
+  Input choices(input);
+  const size_t piece = 1 + choices.Below(100);
+  const bool in_place = choices.Below(2) != 0;
+  const ByteSpan stream = choices.Rest();
+  const Expected expected = Understand(stream);
+
+  int sockets[2];
+  Require(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "no socket");
+  gloo_transport::Traffic traffic;
+  Collector collector(in_place);
+  gloo_transport::FrameReader reader(&traffic, &collector);
+  Status status;
+  // Small pieces for the first frames; then as much as a socket takes without blocking.
+  for (size_t at = 0; at < expected.used && status.ok();) {
+    const size_t most = at < 1000 ? piece : 8192;
+    const size_t length = std::min(most, expected.used - at);
+    const ssize_t sent = send(sockets[0], stream.data() + at, length, MSG_DONTWAIT);
+    Require(sent == static_cast<ssize_t>(length), "a socket that takes nothing");
+    at += length;
+    status = reader.ReadSome(sockets[1]);
+  }
+  close(sockets[0]);
+  close(sockets[1]);
+
+  Require(status.ok() != expected.refused, "accepted and refused disagree");
+  Require(collector.messages.size() == expected.messages.size(), "another number of messages");
+  for (size_t i = 0; i < expected.messages.size(); ++i) {
+    const Message& got = collector.messages[i];
+    Require(std::memcmp(&got.header, &expected.messages[i].header, sizeof got.header) == 0 &&
+                got.payload == expected.messages[i].payload,
+            "another message");
+    if (mpi_transport::ComesByMpi(got.header)) CheckAnnouncement(got);
+  }
+}
+
+void Append(Seed& seed, MessageHeader header, ByteSpan payload) {
+  header.payload_bytes = payload.size();
+  seed.Rest(std::as_bytes(std::span(&header, 1))).Rest(payload);
+}
+
+std::vector<Bytes> Seeds() {
+  std::vector<Bytes> seeds;
+  for (const size_t piece : {0, 31, 99}) {
+    for (const bool in_place : {false, true}) {
+      Seed seed;
+      seed.Byte(piece).Byte(in_place ? 1 : 0);
+      MessageHeader header;
+      header.kind = MessageKind::kPing;
+      Append(seed, header, {});
+      header.kind = MessageKind::kData;
+      header.batch = 77;
+      const Bytes payload(300, std::byte{0x5a});
+      Append(seed, header, payload);
+      header = mpi_transport::Marked(header, mpi_transport::kByMpiBit);
+      Bytes announced;
+      const auto gathered = mpi_transport::Encode({5, {1000, 65536}});
+      for (const ByteSpan part : gathered.Pieces()) {
+        announced.insert(announced.end(), part.begin(), part.end());
+      }
+      Append(seed, header, announced);
+      seeds.push_back(seed.bytes());
+    }
+  }
+  return seeds;
+}
+
+const Register registered({"frames", Run, Seeds});
+
+}  // namespace
+}  // namespace dad::fuzz

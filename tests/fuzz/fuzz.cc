@@ -1,0 +1,78 @@
+#include "fuzz.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+
+namespace {
+
+// One thread fuzzes; others, if any, may allocate too.
+std::atomic<size_t> largest_allocation{0};
+
+void* Allocate(size_t num_bytes) {
+  size_t seen = largest_allocation.load(std::memory_order_relaxed);
+  while (num_bytes > seen && !largest_allocation.compare_exchange_weak(seen, num_bytes)) {
+  }
+  // A huge one is refused like any that fails, and the limit of RunTarget sees it.
+  constexpr size_t kMost = size_t{1} << 32;
+  void* memory = num_bytes > kMost ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(size_t num_bytes) { return Allocate(num_bytes); }
+void* operator new[](size_t num_bytes) { return Allocate(num_bytes); }
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete[](void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+
+namespace dad::fuzz {
+
+std::vector<Target>& Targets() {
+  static std::vector<Target> targets;
+  return targets;
+}
+
+void RunTarget(const Target& target, ByteSpan input) {
+  largest_allocation = 0;
+  try {
+    target.run(input);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "fuzz: largest allocation %zu bytes\n", LargestAllocation());
+    Require(false, error.what());
+  }
+  if (LargestAllocation() > kAllocationBase + kAllocationPerByte * input.size()) {
+    std::fprintf(stderr, "fuzz: %zu bytes allocated for %zu bytes of input\n", LargestAllocation(),
+                 input.size());
+    Require(false, "an allocation that the input does not justify");
+  }
+}
+
+void Require(bool holds, const char* what) {
+  if (holds) return;
+  std::fprintf(stderr, "fuzz: %s\n", what);
+  std::abort();
+}
+
+void Require(const Status& status, const char* what) {
+  if (status.ok()) return;
+  std::fprintf(stderr, "fuzz: %s\n", status.ToString().c_str());
+  Require(false, what);
+}
+
+size_t LargestAllocation() { return largest_allocation.load(std::memory_order_relaxed); }
+
+Bytes Input::Chunk() {
+  const size_t length = std::min(Short(), rest_.size());
+  const ByteSpan bytes = rest_.first(length);
+  rest_ = rest_.subspan(length);
+  return {bytes.begin(), bytes.end()};
+}
+
+}  // namespace dad::fuzz

@@ -1,0 +1,69 @@
+// exchange/method.h: a text, and the exchange that it asks for.
+#include "exchange/method.h"
+
+#include "exchange/exchange.h"
+#include "exchange/state_store.h"
+#include "fuzz.h"
+
+namespace dad::fuzz {
+namespace {
+
+constexpr DType kTypes[] = {DType::kFloat32, DType::kFloat64, DType::kBFloat16, DType::kInt32};
+constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kAdasum};
+
+void Run(ByteSpan input) {
+  Input choices(input);
+  TensorSpec spec;
+  spec.name = "w";
+  spec.dtype = choices.OneOf(kTypes);
+  spec.op = choices.OneOf(kOps);
+  spec.shape = {static_cast<int64_t>(choices.Short())};
+  const ByteSpan rest = choices.Rest();
+  spec.method.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+
+  const Result<MethodText> method = MethodText::Parse(spec.method);
+  if (method.ok()) {
+    for (const char* key : {"rank", "owner", "rows", "tol", ""}) {
+      (void)method.value().Integer(key, 0);
+      (void)method.value().Real(key, 0);
+    }
+    for (const LayerShape& layer : method.value().layers()) {
+      Require(layer.num_elements() >= 0, "a layer with a negative number of elements");
+    }
+  }
+  (void)IsElementwise(spec);
+  (void)ExpectedBytes(spec);
+  StateStore states;
+  ExchangeEnv env;
+  env.states = &states;
+  (void)MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
+}
+
+std::vector<Bytes> Seeds() {
+  std::vector<Bytes> seeds;
+  for (const char* text : {
+           "none",
+           "factor;wire=fp32;rows=32;layer=1024x784:bias:relu;layer=10x1024:bias",
+           "factor;wire=bf16;rows=8;layer=12x5:pass:leaky_relu=0.01;layer=3x12:bias:pass",
+           "factor;layer=12x5:gelu;layer=4x12:gelu_tanh;layer=2x4:silu",
+           "low_rank;rank=4;tol=0.0;energy=0.9;iterations=1;combine=owner;owner=2;wire=int4;"
+           "feedback=dense;layer=1024x784:bias",
+           "low_rank;rank=2;combine=power;wire=fp32;feedback=rows;layer=8x8",
+           "low_rank;rank=2;combine=gather;wire=int8;feedback=none;layer=8x8",
+           "int8;bucket=512;feedback=1",
+           "sparse;rule=vgc;alpha=1.0;zeta=0.999;variance=row;coding=rice;feedback=0;layer=8x4:"
+           "bias",
+           "sparse;rule=vgc_strom;tau=4.0;alpha=2;coding=word;variance=sample;layer=8x4",
+           "sparse;rule=strom;tau_absolute=0.5;coding=word;layer=8x4",
+           "sparse;rule=topk;ratio=0.01;coding=rice;layer=8x4:bias",
+           "qsgd;bits=4;seed=7",
+       }) {
+    seeds.push_back(Seed().Byte(0).Byte(0).Short(100).Text(text).bytes());
+  }
+  return seeds;
+}
+
+const Register registered({"method", Run, Seeds});
+
+}  // namespace
+}  // namespace dad::fuzz
