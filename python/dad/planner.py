@@ -280,14 +280,25 @@ def _auto_rank_dad(layer: Layer, most_rank: int) -> _methods.RankDad:
 
 
 def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
+    if layer.out <= 1 or layer.columns <= 1:
+        return _rest(layer, method, costs, "has no second dimension")
+    columns = layer.columns + (layer.bias is not None)
+    rank = min(method.rank, layer.out, columns)
+    if rank * (layer.out + columns) * _value_bits(layer, method) >= 8 * layer.elements:
+        return _rest(layer, method, costs, f"too small for rank {method.rank}")
+    return _by_rank(layer, method, costs)
+
+
+def _value_bits(layer: Layer, method: _methods.RankDad) -> int:
+    wire = "fp32" if method.combine == "power" else method.wire
+    return _WIRE_BITS[wire] if wire != "fp32" else 8 * max(4, layer.element_bytes)
+
+
+def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     columns = layer.columns + (layer.bias is not None)
     rank = min(method.rank, layer.out, columns)
     wire = "fp32" if method.combine == "power" else method.wire
-    bits = _WIRE_BITS[wire] if wire != "fp32" else 8 * max(4, layer.element_bytes)
-    if layer.out <= 1 or layer.columns <= 1:
-        return _rest(layer, method, costs, "has no second dimension")
-    if rank * (layer.out + columns) * bits >= 8 * layer.elements:
-        return _rest(layer, method, costs, f"too small for rank {method.rank}")
+    bits = _value_bits(layer, method)
     combine = method.combine
     if combine == "auto":
         combine = "gather" if costs.size == 2 else "owner"
@@ -337,14 +348,12 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
 
 def _power_sgd(layer: Layer, method: _methods.PowerSgd, costs: Costs) -> Choice:
     """Of the formed gradient, and matrices only, as in the paper (arXiv:1905.13727)."""
-    if 1 < min(layer.out, layer.columns) <= method.rank:
+    if layer.out <= 1 or layer.columns <= 1:
+        return _dense(layer, costs, "has no second dimension", fallback=True)
+    by_power = _methods.RankDad(rank=method.rank, combine="power", error_feedback=method.error_feedback)
+    choice = _by_rank(layer, by_power, costs)
+    if method.rank >= min(layer.out, layer.columns) or choice.num_bytes >= costs.dense_bytes(layer):
         return _dense(layer, costs, f"too small for rank {method.rank}", fallback=True)
-    by_power = _methods.RankDad(
-        rank=method.rank, combine="power", error_feedback=method.error_feedback, rest="none"
-    )
-    choice = _low_rank(layer, by_power, costs)
-    if choice.kind == "dense":
-        return replace(choice, why=choice.why.removesuffix("; rest=none"))
     why = f"rank {method.rank} of {layer.out}x{layer.columns}"
     return replace(choice, why=why, capture="off", most_rows=ANY_ROWS, label="powersgd")
 

@@ -16,7 +16,7 @@ from dad import planner
 from dad.torch import capture
 from dad.torch.compression import compressor
 from dad.torch.link import product_rate
-from dad.torch.observe import layers_of, observe, planned_method
+from dad.torch.observe import layers_of, observe, observing_mode, planned_method
 from dad.torch.plan import plan_rows
 from dad.torch.slots import Slot
 
@@ -48,7 +48,12 @@ def plan(
     planned = [slot for slot in slots if slot.method is not None]
     with torch.random.fork_rng():
         seen = _seen(model, example_batch, loss or _sum, planned)
-    costs = planner.Costs(size=size, bytes_per_second=rate, flops_per_second=product_rate())
+    costs = planner.Costs(
+        size=size,
+        bytes_per_second=rate,
+        flops_per_second=product_rate(),
+        seed=_methods.seed_from_environment(),
+    )
     choices = planner.make_plan(layers_of(planned, [seen] * size), costs).choices
     for slot in planned:
         slot.planned = True
@@ -63,7 +68,7 @@ def _seen(
     for slot in slots:
         slot.param.grad = None
         if slot.param.is_floating_point():
-            slot.capture_id = capture.track(slot.param, "rows", owner)
+            slot.capture_id = capture.track(slot.param, observing_mode(slot.method), owner)
     try:
         with torch.enable_grad():
             if isinstance(batch, Mapping):

@@ -40,7 +40,14 @@ from dad.torch.functions import allgather_object
 from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
 from dad.torch.link import measure_costs
 from dad.torch.naming import Named
-from dad.torch.observe import layers_of, observe, planned_method, warm_up_steps
+from dad.torch.observe import (
+    layers_of,
+    looks_at_variance,
+    observe,
+    observing_mode,
+    planned_method,
+    warm_up_steps,
+)
 from dad.torch.slots import Slot, materialise, materialise_bias
 from dad.torch.state_keeper import StateKeeper
 from dad.torch.states import Place, saved_shares
@@ -50,7 +57,7 @@ from dad.torch.states import Place, saved_shares
 _streams: dict[int, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
 _capture_owners = itertools.count(1)
 _live: weakref.WeakSet[GradientSync] = weakref.WeakSet()
-_MODES = ("off", "rows", "rows_and_dense")  # of capture, each more than the one before
+_MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
 
 
 class GradientSync:
@@ -144,6 +151,8 @@ class GradientSync:
         if self._weight is not None:
             self._weight.gradient_came()
         slot.passes_left -= 1
+        if self.passes > 1 and self._counts_passes(slot):
+            slot.add_square()
         if slot.passes_left > 0:
             return
         waits = slot.method is not None and (slot in self._held or self._may_differ())
@@ -151,6 +160,13 @@ class GradientSync:
             unit.missing -= 1
             if unit.missing == 0 and not waits:
                 unit.send(self)
+
+    def _counts_passes(self, slot: Slot) -> bool:
+        """Whether the passes of a step are samples, for what comes formed."""
+        if not looks_at_variance(slot.method):
+            return False
+        by_plan = any(unit.choice is not None and unit.choice.kind == "sparse" for unit in slot.units)
+        return by_plan or slot in self._held
 
     # Of this step, for the units
 
@@ -253,7 +269,7 @@ class GradientSync:
             return False
         if slot in self._held:
             return slot.capture_id >= 0
-        return any(isinstance(unit, LayerUnit) and unit.choice.capture == "rows" for unit in slot.units)
+        return any(isinstance(unit, LayerUnit) and unit.choice.capture != "off" for unit in slot.units)
 
     # Plans
 
@@ -277,7 +293,7 @@ class GradientSync:
             if (self.replan_wanted or not slot.planned) and warm_up_steps(slot.method) <= self.steps
         }
         for slot in self._held:
-            slot.capture("rows")
+            slot.capture(observing_mode(slot.method))
         captured = [slot.param for slot in self._held if slot.capture_id >= 0]
         if captured:
             _torch.capture_begin_step(captured)
@@ -342,7 +358,7 @@ class GradientSync:
         """From what all ranks saw: units instead of those that were held."""
         held = [slot for slot in self.slots.values() if slot in self._held]
         self._held = set()
-        seen = self._share(held, observe(held, self.sparse_as_dense))
+        seen = self._share(held, observe(held, self.sparse_as_dense, self.passes))
         if len(seen) < self.process_set.size():
             # Some have joined, and would not know of the plan. What has none goes dense until they are back.
             self._postponed = ops.joins()
@@ -392,10 +408,10 @@ class GradientSync:
         for choice in choices:
             weights = [by_name[name] for name in choice.layers]
             biases = [by_name[name] if name is not None else None for name in choice.biases]
-            if choice.kind in ("factor", "low_rank"):
+            if choice.kind in ("factor", "low_rank", "sparse"):
                 unit: Unit = LayerUnit(choice, weights, biases)
             else:
-                unit = (QuantisedUnit if choice.kind == "int8" else DenseUnit)(weights, choice)
+                unit = (QuantisedUnit if choice.kind in ("int8", "qsgd") else DenseUnit)(weights, choice)
             for slot in weights:
                 slot.sparse = slot.sparse or choice.sparse
                 # One that hands its delta down a chain is in two choices.
@@ -462,6 +478,7 @@ class GradientSync:
             "tensors": self._tensors(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
+            "too_large": [slot.name for slot in self.slots.values() if slot.too_large],
             **self._keeper.save(),
             "kept": {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None},
         }
@@ -476,6 +493,7 @@ class GradientSync:
         self._forget_plan()
         for slot in self.slots.values():
             slot.kept = None
+            slot.too_large = False
         mine = saved["rank"] == self.process_set.rank()
         plan = planner.Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
@@ -484,6 +502,8 @@ class GradientSync:
             self.plan = plan
             self._take_plan(plan.choices, self._planned_slots())
             self.replan_wanted = saved["replan"]
+            for slot in self._planned_slots():
+                slot.too_large = slot.name in saved.get("too_large", ())
         if goes_on and mine:
             self._keeper.load(saved)
         if mine:
@@ -503,6 +523,7 @@ class GradientSync:
         """Back to the start of a step. What is still in flight is left to itself."""
         for slot in self.slots.values():
             slot.segments = []
+            slot.forget_squares()
         for unit in self.units:
             unit.reset(self.passes)
         if self._weight is not None:

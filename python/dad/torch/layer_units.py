@@ -21,8 +21,17 @@ if TYPE_CHECKING:
     from dad.torch.gradient_sync import GradientSync
 
 _ALLREDUCE = _torch.KINDS["allreduce"]
+# Bits of what a request by a method ends with (dad_core/include/dad/ticket.h).
 _WANTS_PLAN = 1
 _NOT_FINITE = 2
+_TOO_LARGE = 4
+_RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if nobody knows
+
+
+# Kinds of choices that keep what they do not send, hence in units without loss scale.
+_LOSSY = ("low_rank", "sparse")
+# A part of a gradient that came formed, and the sum of the squares of its samples.
+_Part = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
 class Unit:
@@ -77,11 +86,16 @@ class Unit:
             return
         if value & _WANTS_PLAN:
             sync.replan_wanted = True
+        if value & _TOO_LARGE:
+            for slot in self.slots:
+                slot.too_large = True
         if value & _NOT_FINITE and sync.say_once(f"finite {self.name}"):
+            number = value >> _RANK_SHIFT
             log.warning(
-                'the gradient of "%s" was not finite on some rank: all ranks get NaN for it, '
+                'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
                 "and what was kept of it is as before; this is said once",
                 self.name,
+                f"rank {sync.process_set.ranks[number - 1]}" if number else "some rank",
             )
 
 
@@ -180,7 +194,7 @@ class QuantisedUnit(Unit):
 
 
 class LayerUnit(Unit):
-    """One layer, or a chain of them, by a factor method."""
+    """One layer, or a chain of them, by a method that takes factors, or parts that came formed."""
 
     def __init__(self, choice: Choice, weights: list[Slot], biases: list[Slot | None]) -> None:
         super().__init__([*weights, *(bias for bias in biases if bias is not None)], choice)
@@ -208,7 +222,7 @@ class LayerUnit(Unit):
                 weight.unlinked = replan = True
             # An empty batch leaves empty segments, in all layers of a chain alike.
             rows = [s for s in weight.segments if s not in strays[i] and num_rows(s)]
-            dense, dense_bias = self._formed_parts(i, strays[i])
+            (dense, square), (dense_bias, bias_square) = self._formed_parts(i, strays[i])
             if dense is not None and self.choice.kind == "factor" and not any(returned):
                 replan = True
                 weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
@@ -229,9 +243,11 @@ class LayerUnit(Unit):
                     output_bias,
                     weight.param.detach().contiguous() if in_chain else None,
                     bias.param.detach().contiguous() if in_chain and bias is not None else None,
+                    square,
+                    bias_square,
                 )
             )
-        lossy = self.choice.kind == "low_rank"
+        lossy = self.choice.kind in _LOSSY
         before, after = sync.scales(feedback=lossy)
         self.handle = _torch.submit_layers(
             name=self.name,
@@ -290,30 +306,39 @@ class LayerUnit(Unit):
                 return False
         return True
 
-    def _formed_parts(self, i: int, strays: list[Any]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-        """What does not go as rows of layer i: uses that were not captured, and those that do not fit."""
+    def _formed_parts(self, i: int, strays: list[Any]) -> tuple[_Part, _Part]:
+        """What does not go as rows of layer i, weight and bias: uses that were not captured, and those that
+        do not fit. Each with the sum of the squares of its samples, where that is not its own square."""
         weight, bias = self.weights[i], self.biases[i]
+        nothing = (None, None)
         if self.choice.passes[i]:
-            return None, None
+            return nothing, nothing
         # Where it comes formed in every step there is no need to look at it.
         formed = Slot.dense_gradient if self.choice.capture == "off" else Slot.formed_gradient
-        dense = _sum(formed(weight), materialise(weight.param, strays))
-        dense_bias = None
+        part = _joined(weight, formed(weight), materialise(weight.param, strays))
+        bias_part: _Part = nothing
         if bias is not None:
-            dense_bias = _sum(formed(bias), materialise_bias(bias.param, strays))
-        if dense is None and dense_bias is None:
-            return None, None
-        dense = torch.zeros_like(weight.param) if dense is None else dense
-        if bias is not None:
-            dense_bias = torch.zeros_like(bias.param) if dense_bias is None else dense_bias
-            dense_bias = dense_bias.contiguous()
-        return dense.contiguous(), dense_bias
+            bias_part = _joined(bias, formed(bias), materialise_bias(bias.param, strays))
+        if part[0] is None and bias_part[0] is None:
+            return nothing, nothing
+        if part[0] is None:
+            part = (torch.zeros_like(weight.param, memory_format=torch.contiguous_format), None)
+        if bias is not None and bias_part[0] is None:
+            bias_part = (torch.zeros_like(bias.param), None)
+        return part, bias_part
 
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
-            slot.take_result(output if self.choice.kind == "low_rank" else sync.normalise(output))
+            slot.take_result(output if self.choice.kind in _LOSSY else sync.normalise(output))
 
 
-def _sum(a: torch.Tensor | None, b: torch.Tensor | None) -> torch.Tensor | None:
-    return b if a is None else a if b is None else a + b
+def _joined(slot: Slot, formed: torch.Tensor | None, stray: torch.Tensor | None) -> _Part:
+    """Both together. The strays are one more sample."""
+    if formed is None or stray is None:
+        only = stray if formed is None else formed
+        return only if only is None else only.contiguous(), slot.squares if formed is not None else None
+    squares = slot.squares
+    if squares is None:
+        return (formed + stray).contiguous(), None
+    return (formed + stray).contiguous(), squares + stray.to(squares.dtype).square()

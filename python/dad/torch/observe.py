@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ from dad.planner import Layer, Link, Observation
 from dad.torch._load import _torch
 from dad.torch.slots import Slot, as_matrix
 
-_PLANNED = (_methods.Dad, _methods.RankDad, _methods.Int8, _methods.Exact, _methods.Auto)
+_BY_VARIANCE = (_methods.Vgc, _methods.VgcStrom)
+_PLANNED = (
+    *(_methods.Dad, _methods.Exact, _methods.RankDad, _methods.PowerSgd, _methods.Int8, _methods.Qsgd),
+    *(*_BY_VARIANCE, _methods.Strom, _methods.TopK, _methods.Auto),
+)
 # auto's dense steps: the first gradients are the least like those that follow.
 _AUTO_WARM_UP = 5
 
@@ -30,17 +35,27 @@ def has_planned_method(compression: Any) -> bool:
     return any(isinstance(method, _PLANNED) for method in methods)
 
 
+def looks_at_variance(method: Any) -> bool:
+    return isinstance(method, _BY_VARIANCE)
+
+
+def observing_mode(method: Any) -> str:
+    """How a tensor is captured in the step that a plan is made of."""
+    return "samples" if looks_at_variance(method) else "rows"
+
+
 def warm_up_steps(method: Any) -> int:
     steps = getattr(method, "warmup_steps", 0)
     return max(steps, _AUTO_WARM_UP) if isinstance(method, _methods.Auto) else steps
 
 
-def observe(slots: Sequence[Slot], sparse_as_dense: bool = False) -> dict[str, Observation]:
+def observe(slots: Sequence[Slot], sparse_as_dense: bool = False, passes: int = 1) -> dict[str, Observation]:
     """Of all slots in this step; their segments stay with them."""
     captured = [slot for slot in slots if slot.capture_id >= 0]
     names = {slot.capture_id: slot.name for slot in captured}
     name_of = {slot.param: slot.name for slot in captured}
-    return {slot.name: _observe(slot, names, name_of, sparse_as_dense) for slot in slots}
+    seen = {slot.name: _observe(slot, names, name_of, sparse_as_dense) for slot in slots}
+    return {name: replace(observation, passes=passes) for name, observation in seen.items()}
 
 
 def _observe(
@@ -49,7 +64,7 @@ def _observe(
     grad = slot.param.grad
     sparse = not sparse_as_dense and (slot.sparse or (grad is not None and grad.is_sparse))
     if slot.capture_id < 0:
-        return Observation(dense=True, sparse=sparse, used=grad is not None)
+        return Observation(dense=True, sparse=sparse, used=grad is not None, too_large=slot.too_large)
     slot.take_segments()
     rows = [s for s in slot.segments if s.kind == "rows"]
     folded = _torch.capture_folded_bias(slot.param)
@@ -62,7 +77,7 @@ def _observe(
     return Observation(
         rows=max(before[0], now[0]),
         indexed_rows=max(before[1], now[1]),
-        samples=sum(s.samples for s in slot.segments),
+        samples=_samples(slot.segments),
         row_bytes=max((_values(s).element_size() for s in slot.segments), default=0),
         dense=has_gradient or slot.dense_seen,
         sparse=sparse,
@@ -70,7 +85,18 @@ def _observe(
         bias=name_of.get(folded) if rides else None,
         link=None if slot.unlinked else _common_link(slot.segments, names),
         reason=_torch.capture_reason(slot.param) if not slot.segments or has_gradient else "",
+        sums=slot.param.dim() < 2 and bool(rows),
+        too_large=slot.too_large,
     )
+
+
+def _samples(segments: Sequence[Any]) -> int:
+    """Of all batches in a step. A cell that is used for each place of a sequence has the same ones each
+    time."""
+    batches: dict[int, int] = {}
+    for segment in segments:
+        batches[segment.batch] = max(segment.samples, batches.get(segment.batch, 0))
+    return sum(batches.values())
 
 
 def _values(segment: Any) -> torch.Tensor:

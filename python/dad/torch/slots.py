@@ -35,6 +35,24 @@ class Slot:
     dense_seen: bool = False  # of its gradient a part came formed
     alone: bool = False  # its bias did not come with it
     unlinked: bool = False  # its chain did not hold
+    too_large: bool = False  # sparse it was larger than dense; then on all ranks
+    # Micro-batches as samples, where a method looks at the variance of what comes formed.
+    squares: torch.Tensor | None = None  # Σ over this step's passes of what each added to .grad, squared
+    before_pass: torch.Tensor | None = None  # .grad as the last pass has left it
+
+    def add_square(self) -> None:
+        """A backward pass is over: what it added to .grad is one sample."""
+        grad = self.param.grad
+        if grad is None or grad.is_sparse:
+            return
+        growth = grad if self.before_pass is None else grad - self.before_pass
+        wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+        square = growth.detach().to(wide).square().contiguous()
+        self.squares = square if self.squares is None else self.squares.add_(square)
+        self.before_pass = grad.detach().clone() if self.passes_left > 0 else None
+
+    def forget_squares(self) -> None:
+        self.squares = self.before_pass = None
 
     def num_rows(self) -> tuple[int, int]:
         """Of the segments: rows, and indexed rows."""

@@ -11,7 +11,7 @@ from dad._lib import _core
 from dad.planner import Choice, Plan
 from dad.process_sets import ProcessSet
 from dad.torch.slots import Slot
-from dad.torch.states import Place, Tensors, keeps, layout, shares, state
+from dad.torch.states import Place, Tensors, keeps, keeps_gradients, layout, shares, state
 
 
 class StateKeeper:
@@ -32,7 +32,7 @@ class StateKeeper:
                 del self._choices[name]
         for name, choice in new.items():
             own = [by_name[n] for pair in choice.own() for n in pair if n is not None]
-            if any(slot.kept is not None for slot in own):
+            if keeps_gradients(choice) and any(slot.kept is not None for slot in own):
                 self._give_to_slots(name, choice, by_name, place)
                 self._take_from_slots(name, choice, own, place)
             self._choices[name] = choice

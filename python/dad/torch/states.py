@@ -10,6 +10,11 @@ tensor the share v_w of this rank in what is still to be applied, so that
     average:              v_w = E_w / size + E_o
     sum, low rank:        v_w = E_w + size * E_o        its owner's residual is that of the mean
     sum, int8:            v_w = E_w + E_o
+
+Sparse methods keep r in the place of E_w, and no E_o; vgc also v, the sum of squares that r² has to beat.
+What is carried over counts as one sample there, v = r²: it is not sent before gradients to come agree with
+it. Nothing else of a state is carried over: not the warm starts, not the averages that thresholds are made
+of, not the number of qsgd's step.
 """
 
 from __future__ import annotations
@@ -35,13 +40,20 @@ class Place:
 
 
 def keeps(choice: Choice) -> bool:
-    """Whether something is kept between steps."""
-    return choice.kind in ("low_rank", "int8") and choice.option("feedback") not in ("none", "0")
+    """Whether something is kept between steps. qsgd: the number of the step, by which it rounds."""
+    return keeps_gradients(choice) or choice.kind == "qsgd"
+
+
+def keeps_gradients(choice: Choice) -> bool:
+    """Whether what is not sent waits for a later step."""
+    if choice.kind == "sparse" and choice.option("rule") != "topk":
+        return True  # with feedback=0 what vgc rounds off is lost, but not what waits
+    return choice.kind in ("low_rank", "int8", "sparse") and choice.option("feedback") not in ("none", "0")
 
 
 def layout(choice: Choice, size: int) -> tuple[Any, ...]:
     """Choices with the same layout can go on with each other's state."""
-    options = ("layer", "combine", "feedback", "bucket")
+    options = ("layer", "combine", "feedback", "bucket", "rule")
     return (choice.kind, choice.biases, size, *(choice.option(option) for option in options))
 
 
@@ -49,8 +61,17 @@ def shares(tensors: Tensors, choice: Choice, shapes: dict[str, torch.Size], plac
     """v_w of the tensors of a request, from its state."""
     (weight, bias), *_ = choice.own()
     shape = shapes[weight]
+    if choice.kind == "qsgd":
+        return {}
     if choice.kind == "int8":
         return {weight: _int8_share(tensors, choice, shape, place)}
+    if choice.kind == "sparse":
+        if "residual" not in tensors:
+            return {}
+        flat = tensors["residual"] / (place.size if place.average else 1)
+        names = [weight] if bias is None else [weight, bias]
+        parts = flat.split([shapes[name].numel() for name in names])
+        return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
     rows = shape[0]
     columns = math.prod(shape[1:]) + (bias is not None)
     mine = _low_rank_residual(tensors, "rank_", rows, columns, bias is not None)
@@ -78,7 +99,12 @@ def state(kept: Tensors, choice: Choice, place: Place, dtype: torch.dtype) -> Te
         with_bias = matrix if bias is None else torch.cat([matrix, column.reshape(-1, 1)], 1)
         return _as_rows(with_bias)
     flat = matrix.reshape(-1)
-    return {"rank_residual": flat if bias is None else torch.cat([flat, column.reshape(-1)])}
+    flat = flat if bias is None else torch.cat([flat, column.reshape(-1)])
+    if choice.kind == "low_rank":
+        return {"rank_residual": flat}
+    if choice.option("rule") not in ("vgc", "vgc_strom"):
+        return {"residual": flat}
+    return {"residual": flat, "variance": flat.square().clamp(max=torch.finfo(dtype).max)}
 
 
 def _int8_share(tensors: Tensors, choice: Choice, shape: torch.Size, place: Place) -> torch.Tensor:
