@@ -272,6 +272,8 @@ class SparseExchange final : public Exchange {
     share_.clear();
     // Asked for in every step: a checkpoint may have put another in its place.
     DAD_RETURN_IF_ERROR(FindState());
+    // The step before was used; what this one makes is put there when it is over.
+    state_->last_share.clear();
     if (input.mine == nullptr) return Status::Ok();
     if (input.mine->layers.size() != 1) {
       return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
@@ -436,7 +438,8 @@ class SparseExchange final : public Exchange {
           {static_cast<const int64_t*>(segment.index.data), AsMatrix(segment.x, rows, n), scale},
           Divides(segment.samples, rows));
     }
-    if (layer.dense.data != nullptr) {
+    // A weight without elements has no data, and may yet have a bias.
+    if (layer.dense.data != nullptr || layer.dense_bias.data != nullptr) {
       const DenseTerm<T> term = {AsMatrix(layer.dense, m, n), AsArray(layer.dense_bias, m), scale};
       const T* square = AsArray(layer.dense_square, m * n);
       const T* bias_square = AsArray(layer.dense_bias_square, m);
@@ -478,6 +481,7 @@ class SparseExchange final : public Exchange {
       formed = g.data();
     }
     if (!FindTau(part, formed, factor, scale)) return false;
+    if (part.count == 0) return true;
     SelectRule<T> rule;
     rule.alpha = settings_.alpha;
     rule.zeta = static_cast<T>(settings_.zeta);
@@ -707,7 +711,7 @@ class SparseExchange final : public Exchange {
       Result<int64_t> added = AddTensor(settings_, settings_.weight_count(), in, T(1), weight);
       if (!added.ok()) return Malformed(rank, added.status().message());
       added_ += added.value();
-      if (bias != nullptr) {
+      if (settings_.layer.bias) {
         added = AddTensor(settings_, settings_.layer.out, in, T(1), bias);
         if (!added.ok()) return Malformed(rank, added.status().message());
         added_ += added.value();
