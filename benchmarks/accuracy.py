@@ -55,9 +55,10 @@ def train(
     loss_of: Callable[[nn.Module, int], torch.Tensor],
     steps: int,
     report_every: int,
+    on_report: Callable[[int, Trainer], None] | None = None,
 ) -> Run:
     """Trains by loss_of(model, step), with a learning rate that rises for a twentieth of the steps and
-    falls to zero over the rest."""
+    falls to zero over the rest. `on_report` is told now and then how many steps are done."""
     trainer = make_trainer(way, model, make_optimizer)
     groups = trainer.optimizer.param_groups
     rates = [group["lr"] for group in groups]
@@ -80,6 +81,8 @@ def train(
             seconds = time.perf_counter() - start
             say(f"step {step + 1}/{steps}: loss {loss_sum.item() / count:.3f} on rank 0, {seconds:.0f} s")
             loss_sum.zero_()
+            if on_report is not None:
+                on_report(step + 1, trainer)
     seconds = time.perf_counter() - start
     sent = mean_over_ranks(trainer.bytes_sent() - before)
     check(trainer, model)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from accuracy import add_options as add_common_options
 from models import IMAGES, MODELS
 from report import Result, Settings, main
 from torch import nn
+from trainers import Trainer
 
 import dad.torch as hvd
 
@@ -47,7 +49,7 @@ def percent_right(model: nn.Module) -> float:
     return 100 * mean_over_ranks((found == labels).double().mean().item())
 
 
-def work(parameters: dict[str, Any]) -> dict[str, Any]:
+def work(parameters: dict[str, Any], on_epoch: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:
     images, labels = load("train")
     steps_per_epoch = len(images) // IMAGES
     steps = parameters["at_most"] or parameters["epochs"] * steps_per_epoch
@@ -65,7 +67,7 @@ def work(parameters: dict[str, Any]) -> dict[str, Any]:
 
     torch.manual_seed(parameters["seed"])
     model = MODELS[parameters["model"]]()
-    done = train(parameters["method"], model, sgd, loss_of, steps, steps_per_epoch)
+    done = train(parameters["method"], model, sgd, loss_of, steps, steps_per_epoch, on_epoch)
     return done.as_dict(percent_right(model))
 
 

@@ -7,6 +7,12 @@
 #include "util/hash.h"
 
 namespace dad {
+namespace {
+
+// A batch of tensors that go by a method holds gradients of this many times the fusion size.
+constexpr int64_t kDensePerBatch = 4;
+
+}  // namespace
 
 TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> group_ranks) {
   TensorSpec spec;
@@ -48,7 +54,10 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
                   IsElementwise(spec),
                   key};
     if (meta.method != "none") {
-      item.elements = ExpectedBytes(spec);
+      // Also by the work that it makes: what a whole model sends by such a method may fit into one
+      // batch, which would then begin only when backward has ended.
+      const auto dense = static_cast<int64_t>(SizeOf(spec.dtype)) * NumElements(spec.shape);
+      item.elements = std::max(ExpectedBytes(spec), dense / kDensePerBatch);
       item.element_bytes = 1;
     }
     items.push_back(item);
