@@ -49,7 +49,9 @@ def percent_right(model: nn.Module) -> float:
     return 100 * mean_over_ranks((found == labels).double().mean().item())
 
 
-def work(parameters: dict[str, Any], on_epoch: Callable[[int, Trainer], None] | None = None) -> dict[str, Any]:
+def work(
+    parameters: dict[str, Any], on_epoch: Callable[[int, Trainer], None] | None = None
+) -> dict[str, Any]:
     images, labels = load("train")
     steps_per_epoch = len(images) // IMAGES
     steps = parameters["at_most"] or parameters["epochs"] * steps_per_epoch

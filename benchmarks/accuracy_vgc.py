@@ -1,13 +1,14 @@
 """VGC on Fashion-MNIST: test accuracy, bytes, and the fraction of elements sent as training goes on; 4 ranks.
 
-Claim: somewhere on the table 100 times fewer bytes than dense at 0.5 point below it, or the best that there is.
+Claim: somewhere on the table 100 times fewer bytes than dense at 0.5 point below it.
 
     python benchmarks/accuracy_vgc.py                        MLP and a small CNN, 20 epochs: two hours
     python benchmarks/accuracy_vgc.py --model mlp --epochs 5 --methods none vgc:alpha=2
     python benchmarks/accuracy_vgc.py --plot                 the picture, from the CSV files that there are
     python benchmarks/accuracy_vgc.py --quick                a few steps, to see that it runs
 
-Batches of 32 images per rank, SGD with momentum; for a seed all methods see the same images in the same order.
+Batches of 32 images per rank, SGD with momentum; for a seed all methods see the same images in the same
+order.
 Writes build/accuracy_vgc.csv (a row per training), build/accuracy_vgc_epochs.csv (a row per epoch) and
 build/accuracy_vgc.svg (if matplotlib is there).
 """
@@ -23,7 +24,6 @@ from typing import Any
 import accuracy_fashion
 from accuracy import RANKS, mean_over_ranks, run_cells, summary
 from accuracy import add_options as add_common_options
-from lab import HERE
 from report import Result, Row, Settings, main, progress
 from trainers import Trainer
 
@@ -127,8 +127,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(settings: Settings) -> Result:
     options = settings.options_or_defaults(add_options)
     result = Result(
-        f"VGC on Fashion-MNIST, {RANKS} ranks, {options.epochs} epochs: test accuracy in percent, differences "
-        "in points, MB sent by a rank"
+        f"VGC on Fashion-MNIST, {RANKS} ranks, {options.epochs} epochs: test accuracy in percent, "
+        "differences in points, MB sent by a rank"
     )
     folder = options.csv.parent
     options.resume = options.resume or options.plot
