@@ -34,10 +34,11 @@ enum class CaptureMode : int {
   kRows = 1,          // segments instead of the gradient, which is never computed
   kRowsAndDense = 2,  // segments, and the same gradient in .grad as well: here the two are equal
   // kRows for those who look at single samples: wherever it can be done, the rows of one sample are
-  // adjacent and as many as those of any other; and the weight and the bias of a norm layer have
-  // segments, each of its own. Such a segment is larger than the gradient. Its D has the sums over
-  // the positions of a sample of dy ∘ x̂, or of dy, and its A is ones: n × 1 is the parameter's
-  // matrix. (If the parameter has more dimensions, the same numbers come as indexed rows.)
+  // adjacent and as many as those of any other, also where an op ran several times in a batch; and
+  // the weight and the bias of a norm layer have segments, each of its own. Such a segment is
+  // larger than the gradient. Its D has the sums over the positions of a sample of dy ∘ x̂, or of
+  // dy, and its A is ones: n × 1 is the parameter's matrix. (If the parameter has more dimensions,
+  // the same numbers come as indexed rows.)
   kSamples = 3,
 };
 

@@ -5,6 +5,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "capture_rows.h"
+
 namespace dad_torch {
 
 namespace {
@@ -222,10 +224,13 @@ at::Tensor FoldedBias(const at::Tensor& weight) {
 
 std::vector<Segment> TakeSegments(const at::Tensor& param) {
   std::vector<KeptSegment> kept;
+  bool by_sample = false;
   Registry& registry = TheRegistry();
   {
     std::lock_guard lock(registry.mutex);
-    kept.swap(Tracked(registry, param)->segments);
+    const EntryPtr entry = Tracked(registry, param);
+    by_sample = entry->mode == CaptureMode::kSamples;
+    kept.swap(entry->segments);
   }
   std::vector<Segment> segments;
   segments.reserve(kept.size());
@@ -235,7 +240,7 @@ std::vector<Segment> TakeSegments(const at::Tensor& param) {
                 "backward() and step(); its rows were needed to form the gradient");
     segments.push_back(std::move(item.segment));
   }
-  return segments;
+  return by_sample ? MergeUses(std::move(segments)) : segments;
 }
 
 size_t CountSegments(const at::Tensor& param) {

@@ -1,6 +1,7 @@
 #include "capture_rows.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 
@@ -110,6 +111,52 @@ void WithElement(const at::Tensor& tensor, const Function& function) {
 }
 
 }  // namespace
+
+std::vector<Segment> MergeUses(std::vector<Segment> segments) {
+  const auto same_samples = [](const Segment& one, const Segment& other) {
+    return one.even && other.even && one.batch == other.batch && one.samples == other.samples &&
+           one.samples > 0 && one.kind == other.kind && one.out_begin == other.out_begin &&
+           one.has_bias == other.has_bias &&
+           (one.kind == SegmentKind::kIndexed || one.d.size(1) == other.d.size(1));
+  };
+  std::vector<std::vector<Segment>> uses;
+  for (Segment& segment : segments) {
+    const auto found = std::find_if(uses.begin(), uses.end(), [&](const auto& known) {
+      return same_samples(known.front(), segment);
+    });
+    if (found == uses.end()) {
+      uses.emplace_back().push_back(std::move(segment));
+    } else {
+      found->push_back(std::move(segment));
+    }
+  }
+  std::vector<Segment> merged;
+  for (std::vector<Segment>& same : uses) {
+    Segment& first = same.front();
+    if (same.size() > 1) {
+      // samples × rows of a sample × columns, one after the other in the middle
+      const auto join = [&](at::Tensor Segment::*part) {
+        if (!(first.*part).defined()) return;
+        std::vector<at::Tensor> parts;
+        std::vector<int64_t> shape = (first.*part).sizes().vec();
+        for (const Segment& segment : same) {
+          const at::Tensor& tensor = segment.*part;
+          const int64_t columns = tensor.dim() == 1 ? 1 : tensor.size(1);
+          parts.push_back(tensor.view({first.samples, tensor.size(0) / first.samples, columns}));
+        }
+        shape[0] = -1;
+        first.*part = at::cat(parts, 1).view(shape);
+      };
+      join(&Segment::a);
+      join(&Segment::d);
+      join(&Segment::index);
+      join(&Segment::x);
+      first.link.reset();
+    }
+    merged.push_back(std::move(first));
+  }
+  return merged;
+}
 
 at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRef positions,
                    const Geometry& geometry) {

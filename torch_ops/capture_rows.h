@@ -19,6 +19,10 @@ struct Geometry {
   int64_t groups = 1;
 };
 
+// Segments of the same samples, of one batch, made one: a weight that is used several times has all
+// rows of a sample together then.
+std::vector<Segment> MergeUses(std::vector<Segment> segments);
+
 // im2col: groups × (batch · positions) × (channels/groups · kernel). May share memory with x.
 at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRef positions,
                    const Geometry& geometry);
