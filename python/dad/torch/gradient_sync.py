@@ -144,7 +144,7 @@ class GradientSync:
         if slot.param.grad is not None and slot.param.grad.requires_grad:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         if not self.touched:
-            self.touched = True
+            self._begin_step()
             self._unsure = self._unsure or self._is_outdated()
             for unit in self.units:
                 unit.expect()
@@ -160,6 +160,11 @@ class GradientSync:
             unit.missing -= 1
             if unit.missing == 0 and not waits:
                 unit.send(self)
+
+    def _begin_step(self) -> None:
+        self.touched = True
+        for slot in self.slots.values():
+            slot.returned = None  # the step before has been applied
 
     def _counts_passes(self, slot: Slot) -> bool:
         """Whether the passes of a step are samples, for what comes formed."""
@@ -213,7 +218,7 @@ class GradientSync:
         elif self.op == Average:
             factor *= self.process_set.size()
         slot.add_to_gradient(slot.kept.to(slot.param.dtype).reshape(slot.param.shape) * factor)
-        slot.kept = None
+        slot.returned, slot.kept = slot.kept, None
         return True
 
     def say_once(self, what: str) -> bool:
@@ -229,6 +234,8 @@ class GradientSync:
         """Afterwards every parameter's .grad is the reduced one. Raises the first error, with nothing left
         in flight."""
         self.watch()
+        if not self.touched:
+            self._begin_step()
         errors: list[Exception] = []
         try:
             try:
@@ -460,6 +467,9 @@ class GradientSync:
     def return_last(self) -> None:
         """The step was left out (a scaler found infinities): what it would have applied is kept."""
         self._keeper.return_last()
+        for slot in self.slots.values():
+            if slot.returned is not None:
+                slot.kept, slot.returned = slot.returned, None
 
     def _tensors(self) -> list[tuple[Any, ...]]:
         return [

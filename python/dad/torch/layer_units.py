@@ -16,6 +16,7 @@ from dad.planner import Choice, Link
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
 from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows
+from dad.torch.states import keeps_gradients
 
 if TYPE_CHECKING:
     from dad.torch.gradient_sync import GradientSync
@@ -73,6 +74,9 @@ class Unit:
             outputs, _, value = _torch.wait(handle)
             self._finish(sync, outputs)
             self._note(sync, value)
+            if self.choice is not None and keeps_gradients(self.choice) and not value & _NOT_FINITE:
+                for slot in self.slots:
+                    slot.returned = None  # it is part of what the request keeps
 
     def _send(self, sync: GradientSync) -> None:
         raise NotImplementedError

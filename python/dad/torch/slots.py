@@ -29,6 +29,7 @@ class Slot:
     segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
     buffer: torch.Tensor | None = None  # the last result: its memory serves again
     kept: torch.Tensor | None = None  # this rank's share in what an earlier plan has not applied (states.py)
+    returned: torch.Tensor | None = None  # `kept` that went into this step's gradient, should it be skipped
     # What a plan did not foresee, for the next one.
     rows_seen: int = 0
     indexed_seen: int = 0
