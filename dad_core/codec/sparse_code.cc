@@ -40,9 +40,10 @@ uint64_t SumOfQuotients(std::span<const uint32_t> index, int k) {
   for (size_t begin = 1; begin < index.size(); begin += kChunk) {
     const size_t n = std::min(kChunk, index.size() - begin);
     const uint32_t* at = index.data() + begin;
+    const uint32_t* before = at - 1;
     // Together the gaps of a chunk are less than 2^32: no widening in the loop.
     uint32_t chunk = 0;
-    for (size_t i = 0; i < n; ++i) chunk += (at[i] - at[i - 1] - 1) >> k;
+    for (size_t i = 0; i < n; ++i) chunk += (at[i] - before[i] - 1) >> k;
     sum += chunk;
   }
   return sum;

@@ -26,7 +26,9 @@ Result<Announcement> DecodeAnnouncement(ByteSpan bytes) {
   }
   std::memcpy(&announcement.tag, bytes.data(), kTagBytes);
   announcement.part_bytes.resize((bytes.size() - kTagBytes) / sizeof(uint64_t));
-  std::memcpy(announcement.part_bytes.data(), bytes.data() + kTagBytes, bytes.size() - kTagBytes);
+  if (!announcement.part_bytes.empty()) {
+    std::memcpy(announcement.part_bytes.data(), bytes.data() + kTagBytes, bytes.size() - kTagBytes);
+  }
   for (const uint64_t num_bytes : announcement.part_bytes) {
     if (num_bytes > INT_MAX) return Status::Aborted("announced a part too long for MPI");
   }
