@@ -11,6 +11,7 @@ communication in the same processes and under the same load.
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -18,10 +19,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from contest import Step, Timing, say, take_turns
-from lab import UNSHAPED, LaunchError, Link, launch, why_not
-from models import MODELS, batch
+from lab import HERE, UNSHAPED, LaunchError, Link, launch, why_not
+from models import IMAGES, MODELS, batch
 from report import Result, Row, Settings, main, progress
 from trainers import make_trainer
+
+import dad.torch as hvd
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+# The data is read as the examples do it.
+sys.path.insert(0, str(HERE.parent / "examples"))
 
 LEARNING_RATE = 0.01
 # dad plans in its first step and learns the schedule in the next two; PowerSGD begins dense.
@@ -35,6 +42,9 @@ class Claim:
     method: str
     at_most: float
     of: str = "ddp"
+    # Images of Fashion-MNIST, others in every step, instead of one random batch: what VGC sends depends on
+    # what it has seen.
+    images: bool = False
 
     @property
     def name(self) -> str:
@@ -56,6 +66,9 @@ CLAIMS = (
     Claim(Link("100mbit", 25), "transformer", "rank_dad", 0.30),
     Claim(Link("100mbit", 25), "mlp", "exact", 0.25),
     Claim(UNSHAPED, "bigfc", "rank_dad:rank=4", 1.05),
+    Claim(_100MBIT, "mlp", "vgc", 0.12, images=True),
+    Claim(_100MBIT, "bigfc", "vgc", 0.12, images=True),
+    Claim(_100MBIT, "cnn", "vgc", 0.50, images=True),
 )
 QUICK = ("mlp-exact-100mbit", "mlp-rank_dad-100mbit", "mlp-rank_dad-100mbit-10ms")
 PEERS = ("ddp", "powersgd", "local")
@@ -65,13 +78,14 @@ def sgd(parameters: list[torch.Tensor]) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=LEARNING_RATE)
 
 
-def step_of(way: str, model: str, data: tuple[torch.Tensor, ...]) -> Step:
+def step_of(way: str, model: str, batches: list[Batch]) -> Step:
     """A step of a replica that starts with the same weights on every rank."""
     torch.manual_seed(1)
     trainer = make_trainer(way, MODELS[model](), sgd, prefix=f"{model}.{way}.")
-    inputs, targets = data
+    turn = itertools.cycle(batches)
 
     def step() -> None:
+        inputs, targets = next(turn)
         trainer.optimizer.zero_grad()
         F.cross_entropy(trainer.model(inputs), targets).backward()
         trainer.optimizer.step()
@@ -83,12 +97,19 @@ def work(parameters: dict[str, Any]) -> list[Row]:
     """A row for each method; all take turns with the same peers."""
     model, methods, seconds = parameters["model"], parameters["methods"], parameters["seconds"]
     say(f"{model}: {', '.join(methods)}; about {seconds:g} s or a few steps")
-    data = batch(model)
+    batches = image_batches() if parameters["images"] else [batch(model)]
     ways = [*methods, *parameters["peers"]]
     timings = take_turns(
-        {way: step_of(way, model, data) for way in ways}, seconds, warm_up=WARM_UP, even_time=True
+        {way: step_of(way, model, batches) for way in ways}, seconds, warm_up=WARM_UP, even_time=True
     )
     return [row_of(method, timings) for method in methods]
+
+
+def image_batches() -> list[Batch]:
+    from datasets import fashion_mnist
+
+    images, labels = fashion_mnist("train", hvd.rank(), hvd.size())
+    return list(zip(images.flatten(1).split(IMAGES), labels.split(IMAGES), strict=True))
 
 
 def row_of(method: str, timings: dict[str, Timing]) -> Row:
@@ -146,15 +167,21 @@ def run(settings: Settings) -> Result:
     peers = [peer for peer in PEERS if not (options.no_powersgd and peer == "powersgd")]
     seconds = options.seconds or (8 if settings.quick else 60)
     # Rows of one model on one link are measured in one run.
-    for link, model in dict.fromkeys((claim.link, claim.model) for claim in claims):
-        mine = [claim for claim in claims if (claim.link, claim.model) == (link, model)]
+    for link, model, images in dict.fromkeys((claim.link, claim.model, claim.images) for claim in claims):
+        mine = [c for c in claims if (c.link, c.model, c.images) == (link, model, images)]
         reason = why_not(link)
         if reason:
             result.left_out += [f"{claim.name}: {reason}" for claim in mine]
             continue
         methods = list(dict.fromkeys(options.method or claim.method for claim in mine))
         progress(f"methods: {model}, 4 ranks, link {link}")
-        parameters = {"model": model, "methods": methods, "peers": peers, "seconds": seconds}
+        parameters = {
+            "model": model,
+            "methods": methods,
+            "peers": peers,
+            "seconds": seconds,
+            "images": images,
+        }
         try:
             rows = launch("methods", parameters, link=link, timeout=1800)[0]
         except LaunchError as error:

@@ -2,7 +2,7 @@
 //
 //   cmake --build build --target dad_sparse_bench && build/benchmarks/dad_sparse_bench
 //
-// An argument chooses tables by name: codec.
+// An argument chooses tables by name: codec, update.
 #include <time.h>
 
 #include <algorithm>
@@ -12,7 +12,9 @@
 #include <string_view>
 #include <vector>
 
+#include "codec/accumulate.h"
 #include "codec/sparse_code.h"
+#include "util/aligned_buffer.h"
 
 namespace dad {
 namespace {
@@ -111,12 +113,72 @@ void Codec() {
   }
 }
 
+// ---- update: the pass over r and v, against a loop that only reads and writes
+
+constexpr int64_t kElements = 16 << 20;
+
+struct Array {
+  explicit Array(float value) : bytes(kElements * sizeof(float)) {
+    std::fill_n(data(), kElements, value);
+  }
+  float* data() { return reinterpret_cast<float*>(bytes.data()); }
+  AlignedBuffer bytes;
+};
+
+// Not inlined, so that it is compiled as a loop over memory and nothing else.
+[[gnu::noinline]] void Triad(const float* b, const float* c, float* a) {
+  for (int64_t i = 0; i < kElements; ++i) a[i] = b[i] + 3.0f * c[i];
+}
+
+void Update() {
+  std::printf("\nthe pass of vgc over %ld elements, 24 bytes each, against a triad of 12\n",
+              static_cast<long>(kElements));
+  std::printf("%-28s %10s %10s\n", "pass", "GB/s", "of triad");
+  Array g(0), s(0), r(0), v(0), new_r(0), new_v(0);
+  const auto rate = [&](double bytes, const std::function<void()>& run) {
+    return 1e-9 * bytes * static_cast<double>(kElements) / BestSeconds(run);
+  };
+  const double triad = rate(12, [&] { Triad(g.data(), s.data(), r.data()); });
+  std::printf("%-28s %10.1f %10.2f\n", "triad", triad, 1.0);
+  for (const double density : {0.0, 0.01, 0.1, 0.3}) {
+    std::mt19937 random(1);
+    for (int64_t i = 0; i < kElements; ++i) {
+      const bool passes = static_cast<double>(random() % 1000) < 1000 * density;
+      g.data()[i] = passes ? 2.0f : 0.5f;
+      s.data()[i] = 1.0f;
+      r.data()[i] = v.data()[i] = 0.0f;
+    }
+    for (const bool in_place : {false, true}) {
+      AccumulateBlock<float> block;
+      block.count = kElements;
+      block.g = g.data();
+      block.s = s.data();
+      block.r = r.data();
+      block.v = v.data();
+      block.new_r = in_place ? r.data() : new_r.data();
+      block.new_v = in_place ? v.data() : new_v.data();
+      block.stream = !in_place;
+      if (in_place) block.scale = 0.0f;  // so that runs do not build on each other
+      Selected<float> selected;
+      const double found = rate(24, [&] {
+        selected.Clear();
+        (void)Accumulate(BestCpuLevel(), {-1.0f, 1.0, 0.999f}, block, selected);
+      });
+      if (in_place && density > 0) continue;
+      char name[64];
+      std::snprintf(name, sizeof name, "%s, %.0f %% selected",
+                    in_place ? "in place" : "to other memory", 100 * density);
+      std::printf("%-28s %10.1f %10.2f\n", name, found, found / triad);
+    }
+  }
+}
+
 // A new table is a function and a line here.
 struct Table {
   std::string_view name;
   void (*run)();
 };
-constexpr Table kTables[] = {{"codec", Codec}};
+constexpr Table kTables[] = {{"codec", Codec}, {"update", Update}};
 
 int Main(int argc, char** argv) {
   std::printf("one thread, best of several runs\n");
