@@ -13,7 +13,7 @@ setup:  ## system packages, .venv, the build, dad in .venv; a second run takes s
 build:  ## only the C++ build, incremental
 	@scripts/setup.sh build
 
-demo: setup  ## four processes train on Fashion-MNIST: dense, exact and auto
+demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto
 	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
 
 test: setup  ## all tests, C++ and Python

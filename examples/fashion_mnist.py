@@ -6,8 +6,8 @@
 Every process has its share of the images. After each backward pass dad averages the
 gradients, so that all hold the same network at all times. The training is repeated for
 each compression: with `none` the gradients travel as they are, with `exact` in the cheapest
-way that gives the same mean (on a fast link that may be as they are), with `auto` as factors of
-low rank. Then you see what each sent for each tensor and why, and a table that compares accuracy,
+way that gives the same mean (on a fast link that may be as they are), with `vgc` only the elements
+that are unambiguous against their variance, with `auto` as factors of low rank. Then you see what each sent for each tensor and why, and a table that compares accuracy,
 bytes and time.
 """
 
@@ -26,7 +26,7 @@ parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.R
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
 parser.add_argument("--lr", type=float, default=0.05, help="for 256 images per step")
-parser.add_argument("--compression", nargs="+", default=["none", "exact", "auto"])
+parser.add_argument("--compression", nargs="+", default=["none", "exact", "vgc", "auto"])
 args = parser.parse_args()
 
 
