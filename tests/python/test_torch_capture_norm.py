@@ -13,6 +13,8 @@ from torch import nn  # noqa: E402
 from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 from capture_util import assert_close, assert_same_gradients, check, ops, totals, tracker  # noqa: E402
+from dad.torch.observe import _samples as samples_of  # noqa: E402
+from dad.torch.slots import num_rows  # noqa: E402
 
 track = pytest.fixture(tracker)
 
@@ -358,6 +360,27 @@ def test_what_goes_forward_together_is_one_batch(track):
     segments = ops.capture_take(cell.weight_hh)
     assert len(segments) == 12 and len({s.batch for s in segments}) == 2
     assert {s.samples for s in segments} == {5}
+
+
+def test_rows_of_tokens_are_more_than_the_samples(track):
+    model = nn.ModuleList([Tokens(3, True), Recurrent(nn.GRU, batch_first=True), Recurrent(nn.GRUCell)])
+    track(model)
+    for net in model:
+        for _ in range(2):
+            loss_of(net(torch.randint(0, 11, (4, 3)))).backward()
+    for name, param in model.named_parameters():
+        segments = ops.capture_take(param) if param.dim() > 1 else []
+        if segments:
+            assert samples_of(segments) == 8, name
+            assert sum(num_rows(s) for s in segments) > 8, name
+
+
+def test_a_layer_to_submit_has_squares_or_not():
+    options = {"op": 0, "prescale": 1.0, "postscale": 1.0, "process_set": 0, "stream": 0, "scale": 1.0}
+    with pytest.raises(ValueError, match="8 or 10 parts, not 9"):
+        ops.submit_layers(
+            name="w", method="none", layers=[(None,) * 9], like=torch.zeros(2), replan=False, **options
+        )
 
 
 # Ways to run
