@@ -7,6 +7,7 @@ perhaps a bias, whose increments of r and v come from outside.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -205,7 +206,7 @@ class Result:
 class Ranks:
     """All ranks' states of one request, and its steps."""
 
-    def __init__(self, settings: Settings, counts: list[int], dtype: type, size: int) -> None:
+    def __init__(self, settings: Settings, counts: Sequence[int], dtype: type, size: int) -> None:
         self.settings = settings
         self.counts = counts
         self.dtype = dtype

