@@ -151,7 +151,7 @@ class GradientReducer:
 
     def _reduce_slices(self, slices: tf.IndexedSlices, name: str) -> tf.IndexedSlices:
         with tf.device(self.devices[1]):
-            return allreduce_slices(
+            reduced = allreduce_slices(
                 slices,
                 self._wire_name(f"{name}.values"),
                 self._wire_name(f"{name}.indices"),
@@ -161,6 +161,10 @@ class GradientReducer:
                 set_id(self.process_set),
                 self.stream,
             )
+            # Rows that several ranks have are added up: the optimizers of Keras 3 take each for a gradient.
+            indices, places = tf.unique(reduced.indices)
+            values = tf.math.unsorted_segment_sum(reduced.values, places, tf.size(indices))
+            return tf.IndexedSlices(values, indices, reduced.dense_shape)
 
     def _batches(self, dense: list[int], variables: Sequence[Any]) -> list[tuple[list[int], bool]]:
         """What goes into one op: groups travel together. In a graph every other gradient has an op of its

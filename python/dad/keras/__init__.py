@@ -1,0 +1,50 @@
+"""dad for Keras 3, on its TensorFlow and torch backends: `import dad.keras as hvd`."""
+# ruff: noqa: F401  this file only collects names
+
+from dad.basics import (
+    Adasum,
+    Average,
+    Sum,
+    ccl_built,
+    cross_rank,
+    cross_size,
+    cuda_built,
+    ddl_built,
+    gloo_built,
+    gloo_enabled,
+    init,
+    is_homogeneous,
+    is_initialized,
+    local_rank,
+    local_size,
+    mpi_built,
+    mpi_enabled,
+    mpi_threads_supported,
+    nccl_built,
+    rank,
+    reset_stats,
+    rocm_built,
+    shutdown,
+    size,
+    start_timeline,
+    stats,
+    stop_timeline,
+)
+from dad.errors import DadInternalError, HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from dad.keras import callbacks, elastic
+from dad.keras.framework import framework as _framework
+from dad.keras.optimizer import DistributedOptimizer
+from dad.keras.saving import load_model
+from dad.keras.values import (
+    allgather,
+    allgather_object,
+    allreduce,
+    broadcast,
+    broadcast_global_variables,
+    broadcast_object,
+    broadcast_variables,
+    reducescatter,
+)
+from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+
+Compression = _framework().Compression

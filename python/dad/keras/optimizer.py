@@ -1,0 +1,170 @@
+"""DistributedOptimizer for Keras 3, on the TensorFlow and on the torch backend."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import keras
+
+from dad._keras.settings import Settings
+from dad.basics import Average, Sum
+from dad.keras import patches
+from dad.keras.framework import framework
+from dad.process_sets import ProcessSet, global_process_set
+
+
+class DistributedMixin:
+    """What is put in front of the user's optimizer class: gradients are reduced before they are applied.
+
+    Keras adds up gradients by itself (gradient_accumulation_steps), and so does
+    backward_passes_per_step here: then the sum is reduced, right before it is clipped and applied.
+    """
+
+    _dad_settings: Settings  # of the class, so that from_config() gives a distributed optimizer as well
+    _dad_is_reduced = False  # the caller has reduced the gradients: LossScaleOptimizer
+    _dad_variables: Any = None  # those of the gradients that _clip_gradients() will see
+
+    @property
+    def _dad(self) -> Any:
+        reducer = self.__dict__.get("_dad_reducer")
+        if reducer is None:
+            name = self._dad_settings.name or f"Distributed{type(self).__name__}"
+            reducer = framework().make_reducer(self._dad_settings, name)
+            # Past Keras' own __setattr__, which would track it.
+            object.__setattr__(self, "_dad_reducer", reducer)
+        return reducer
+
+    def register_local_var(self, var: Any) -> None:
+        """The gradient of this variable stays on this rank."""
+        self._dad.register_local(var)
+
+    def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if not self._dad_is_reduced and not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            if trainable_variables is not None:
+                trainable_variables = variables = list(variables)
+            grads = self._dad(list(grads), variables)
+        return super().apply(grads, trainable_variables)  # type: ignore[misc]
+
+    def _backend_apply_gradients(self, grads: Any, trainable_variables: Any) -> Any:
+        if self.gradient_accumulation_steps:  # type: ignore[attr-defined]
+            object.__setattr__(self, "_dad_variables", list(trainable_variables))
+        try:
+            return super()._backend_apply_gradients(grads, trainable_variables)  # type: ignore[misc]
+        finally:
+            object.__setattr__(self, "_dad_variables", None)
+
+    def _clip_gradients(self, grads: Any) -> Any:
+        if self._dad_variables is not None:
+            if not self._dad_is_reduced:
+                grads = self._dad(grads, self._dad_variables)
+            settings = self._dad_settings
+            if settings.backward_passes_per_step > 1 and not settings.average_aggregated_gradients:
+                # Keras has divided the sum.
+                grads = [g * settings.backward_passes_per_step for g in grads]
+        return super()._clip_gradients(grads)  # type: ignore[misc]
+
+
+def is_distributed(optimizer: Any) -> bool:
+    """Also one inside of a LossScaleOptimizer."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    return isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin)
+
+
+def DistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    backward_passes_per_step: int = 1,
+    average_aggregated_gradients: bool = False,
+    num_groups: int = 0,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
+    before it applies them. It is saved as what it was: a model can be loaded without dad, or by load_model().
+
+    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
+    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
+    backward_passes_per_step: gradients of so many calls add up locally before they are reduced and applied;
+        average_aggregated_gradients divides by that number.
+    groups: a number of groups, or lists of variables, that are reduced together.
+    scale_local_gradients: divides the gradients of local variables by the number of ranks.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(f"a {type(optimizer).__name__} is not an optimizer of Keras 3")
+    if is_distributed(optimizer):
+        raise ValueError("this optimizer is a DistributedOptimizer already")
+    if op not in (Average, Sum):
+        raise ValueError("op currently only supports Average and Sum")
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
+        raise ValueError("groups should be a non-negative integer or a list of list of variables.")
+    if backward_passes_per_step <= 0:
+        raise ValueError("backward_passes_per_step must be > 0")
+    settings = Settings(
+        name,
+        device_dense,
+        device_sparse,
+        framework().resolve(compression),
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        backward_passes_per_step,
+        average_aggregated_gradients,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    patches.install()
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:  # LossScaleOptimizer
+        optimizer.inner_optimizer = _with_mixin(inner, settings)
+        return optimizer
+    return _with_mixin(optimizer, settings)
+
+
+def _with_mixin(optimizer: Any, settings: Settings) -> Any:
+    """An instance of a new class (mixin, class of the optimizer) with the optimizer's state. Nothing is
+    constructed anew, so optimizers with any constructor work, and ones that have been used already."""
+    passes = settings.backward_passes_per_step
+    if passes > 1:
+        if optimizer.gradient_accumulation_steps:
+            raise ValueError("give backward_passes_per_step or the optimizer's gradient_accumulation_steps")
+        if optimizer.built:
+            raise ValueError("backward_passes_per_step > 1 needs an optimizer that has not been used yet")
+        optimizer.gradient_accumulation_steps = passes
+    cls = type(optimizer)
+    namespace = {"__module__": cls.__module__, "__doc__": cls.__doc__, "_dad_settings": settings}
+    distributed = type(cls.__name__, (DistributedMixin, cls), namespace)
+    _save_as(distributed, cls)
+    wrapped = object.__new__(distributed)
+    wrapped.__dict__.update(vars(optimizer))
+    return wrapped
+
+
+def _save_as(distributed: type, cls: type) -> None:
+    """Keras writes the name of the user's class to files."""
+    try:
+        from keras.src import api_export
+        from keras.src.saving import object_registration
+    except ImportError:  # Keras has moved them: files then have the class by module and name
+        return
+    public = next((n for c in cls.__mro__ if (n := api_export.get_name_from_symbol(c))), None)
+    own = cls.__module__.partition(".")[0] == "keras"
+    if public is not None and own:
+        api_export.REGISTERED_OBJS_TO_NAMES[distributed] = public
+    elif cls in object_registration.GLOBAL_CUSTOM_NAMES:
+        object_registration.GLOBAL_CUSTOM_NAMES[distributed] = object_registration.GLOBAL_CUSTOM_NAMES[cls]

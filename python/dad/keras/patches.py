@@ -1,0 +1,91 @@
+"""Where Keras 3 has to know about a DistributedOptimizer. Models with other optimizers are not touched.
+
+- XLA cannot compile collectives: jit_compile="auto" never picks it, and jit_compile=True is refused by
+  Keras' own warning.
+- LossScaleOptimizer skips a step when this rank's gradients are not finite. Gradients are reduced first, so
+  that all ranks decide alike.
+- Callbacks: MetricAverageCallback comes first, so that others see averages; only rank 0 shows progress.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import keras
+
+_installed = False
+
+
+def install() -> None:
+    """Once per process, with the first DistributedOptimizer."""
+    global _installed
+    if not _installed:
+        _installed = True
+        _patch_jit()
+        _patch_loss_scale()
+        _patch_callback_list()
+
+
+def _patch_jit() -> None:
+    from keras.src.trainers import trainer
+
+    from dad.keras.optimizer import is_distributed
+
+    original = trainer.model_supports_jit
+
+    @functools.wraps(original)
+    def model_supports_jit(model: Any) -> bool:
+        if keras.backend.backend() == "tensorflow" and is_distributed(getattr(model, "optimizer", None)):
+            return False
+        return original(model)
+
+    trainer.model_supports_jit = model_supports_jit
+
+
+def _patch_loss_scale() -> None:
+    from dad.keras.optimizer import DistributedMixin
+
+    cls = keras.optimizers.LossScaleOptimizer
+    original = cls.apply
+
+    @functools.wraps(original)
+    def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        inner = self.inner_optimizer
+        if not isinstance(inner, DistributedMixin) or inner._dad_is_reduced:
+            return original(self, grads, trainable_variables)
+        variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        grads = inner._dad(list(grads), variables)
+        object.__setattr__(inner, "_dad_is_reduced", True)
+        try:
+            return original(self, grads, None if trainable_variables is None else variables)
+        finally:
+            object.__setattr__(inner, "_dad_is_reduced", False)
+
+    cls.apply = apply
+
+
+def _patch_callback_list() -> None:
+    from dad.basics import is_initialized, rank
+    from dad.keras.callbacks import MetricAverageCallback
+    from dad.keras.optimizer import is_distributed
+
+    cls = keras.callbacks.CallbackList
+    original = cls.__init__
+
+    @functools.wraps(original)
+    def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
+        if is_initialized() and is_distributed(getattr(kwargs.get("model"), "optimizer", None)):
+            if isinstance(callbacks, list | tuple):
+                callbacks = sorted(callbacks, key=lambda c: not isinstance(c, MetricAverageCallback))
+            if rank() != 0 and "add_progbar" in kwargs:
+                kwargs["add_progbar"] = False
+        original(self, callbacks, *args, **kwargs)
+
+    cls.__init__ = init
+
+
+def leave_jit(model: Any) -> None:
+    """For a model that was compiled before its optimizer became a DistributedOptimizer."""
+    if keras.backend.backend() == "tensorflow" and model.compiled and model.jit_compile:
+        model.jit_compile = False

@@ -1,0 +1,31 @@
+"""Models that go on training after they have been loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from dad.keras import patches
+from dad.keras.optimizer import DistributedOptimizer
+
+
+def load_model(
+    filepath: Any,
+    custom_optimizers: Sequence[type] | None = None,
+    custom_objects: dict[str, Any] | None = None,
+    compression: Any = None,
+    legacy_opts: bool = False,
+) -> Any:
+    """keras.models.load_model() whose optimizer, with its state, becomes a DistributedOptimizer.
+
+    custom_optimizers: optimizer classes of one's own. custom_objects: anything else that is needed to load.
+    compression: as of DistributedOptimizer. legacy_opts is accepted for Horovod's sake.
+    """
+    names = {cls.__name__: cls for cls in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**names, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is not None:
+        model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        patches.leave_jit(model)
+    return model

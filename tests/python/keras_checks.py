@@ -1,0 +1,580 @@
+"""Training with dad.keras on Keras 3, on either backend and any number of ranks: the checks that
+test_keras_*.py launch. Where there is a plain Keras to compare with, it trains on the joined batches."""
+
+import tempfile
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tf_util import Lazy, raises
+
+keras = Lazy("keras")
+hvd = Lazy("dad.keras")
+
+ROWS, COLUMNS, STEPS = 4, 6, 4
+
+
+def before_check():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+def on_tensorflow():
+    return keras.backend.backend() == "tensorflow"
+
+
+def shard(rank, steps=STEPS, columns=COLUMNS):
+    generator = np.random.default_rng(rank)
+    x = generator.normal(size=(steps * ROWS, columns)).astype(np.float32)
+    return x, (x.sum(axis=1, keepdims=True) * 0.5).astype(np.float32)
+
+
+def joined(steps=STEPS, columns=COLUMNS):
+    """The batches of all ranks one after the other, step by step."""
+    shards = [shard(rank, steps, columns) for rank in range(hvd.size())]
+    parts = [[a.reshape(steps, ROWS, -1) for a in s] for s in shards]
+    return tuple(
+        np.concatenate(p, axis=1).reshape(steps * ROWS * hvd.size(), -1) for p in zip(*parts, strict=True)
+    )
+
+
+def make_model(seed=1, **options):
+    keras.utils.set_random_seed(seed)
+    return keras.Sequential(
+        [
+            keras.Input((COLUMNS,)),
+            keras.layers.Dense(5, activation="tanh", **options),
+            keras.layers.Dense(1, **options),
+        ]
+    )
+
+
+def fit(model, optimizer, data, epochs=2, batch_size=ROWS, compile_options=(), **options):
+    model.compile(optimizer, loss="mse", **dict(compile_options))
+    return model.fit(*data, batch_size=batch_size, epochs=epochs, shuffle=False, verbose=0, **options)
+
+
+def assert_equals_plain_keras(make_optimizer, model=make_model, rtol=1e-4, **options):
+    """A distributed fit against a plain one on the joined batches."""
+    ours, theirs = model(), model()
+    distributed_options = options.pop("distributed", {})
+    fit(ours, hvd.DistributedOptimizer(make_optimizer(), **distributed_options), shard(hvd.rank()), **options)
+    fit(theirs, make_optimizer(), joined(), batch_size=ROWS * hvd.size(), **options)
+    for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=1e-5)
+    assert_replicas_are_equal(ours)
+    return ours
+
+
+def assert_replicas_are_equal(model):
+    everyone = hvd.allgather_object([*model.get_weights(), *map(value, model.optimizer.variables)])
+    for theirs in everyone[1:]:
+        for a, b in zip(everyone[0], theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def value(variable):
+    return keras.ops.convert_to_numpy(variable)
+
+
+def check_fit_equals_plain_keras_on_the_joined_batch():
+    assert_equals_plain_keras(lambda: keras.optimizers.SGD(0.05, momentum=0.9, nesterov=True))
+    assert_equals_plain_keras(lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1))
+
+
+def check_clipping_averages_and_schedules_see_reduced_gradients():
+    decay = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    ema = {"use_ema": True, "ema_momentum": 0.9, "ema_overwrite_frequency": 3}
+    assert_equals_plain_keras(lambda: keras.optimizers.SGD(0.1, clipnorm=0.1, loss_scale_factor=8.0))
+    assert_equals_plain_keras(lambda: keras.optimizers.SGD(decay, global_clipnorm=0.1, **ema))
+
+
+def check_options_of_the_optimizer():
+    make = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
+    assert_equals_plain_keras(make, distributed={"groups": 2, "gradient_predivide_factor": 2.0})
+    assert_equals_plain_keras(make, distributed={"compression": hvd.Compression.fp16}, rtol=5e-2)
+    for options, words in (
+        ({"op": 5}, "Average and Sum"),
+        ({"groups": -1}, "groups"),
+        ({"op": hvd.Sum, "gradient_predivide_factor": 2.0}, "gradient_predivide_factor"),
+        ({"backward_passes_per_step": 0}, "backward_passes_per_step"),
+        ({"compression": "rank_dad"}, "'rank_dad' is not part of this version of dad for"),
+        ({"compression": 5}, "compression=5"),
+    ):
+        raises(ValueError, lambda options=options: hvd.DistributedOptimizer(make(), **options), words)
+    raises(ValueError, lambda: hvd.DistributedOptimizer("sgd"), "not an optimizer of Keras")
+    raises(ValueError, lambda: hvd.DistributedOptimizer(hvd.DistributedOptimizer(make())), "already")
+
+
+def check_gradients_that_add_up():
+    def sgd(**options):
+        return lambda: keras.optimizers.SGD(0.05, momentum=0.9, **options)
+
+    ours = assert_equals_plain_keras(sgd(gradient_accumulation_steps=2))
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(
+        sgd()(), backward_passes_per_step=2, average_aggregated_gradients=True
+    )
+    fit(model, optimizer, shard(hvd.rank()))
+    for a, b in zip(model.get_weights(), ours.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+    # Horovod adds up without dividing.
+    summed, doubled = make_model(), make_model()
+    fit(
+        summed,
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2),
+        shard(hvd.rank()),
+    )
+    fit(
+        doubled,
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),
+        shard(hvd.rank()),
+    )
+    for a, b in zip(summed.get_weights(), doubled.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+
+
+def check_mixed_precision_skips_a_step_on_all_ranks_or_none():
+    policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    keras.config.set_dtype_policy(policy)
+    try:
+        model = make_model()
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), loss="mse")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    x, y = (0.1 * a for a in shard(hvd.rank()))  # float16 holds the scaled loss
+    for step in range(4):
+        rows = slice(step * ROWS, (step + 1) * ROWS)
+        before = model.get_weights()
+        bad = x[rows] * (np.inf if step == 2 and hvd.rank() == hvd.size() - 1 else 1)
+        with np.errstate(all="ignore"):
+            model.train_on_batch(bad, y[rows])
+        same = all(np.array_equal(a, b) for a, b in zip(before, model.get_weights(), strict=True))
+        assert same == (step == 2), step
+        assert_replicas_are_equal(model)
+    assert value(model.optimizer.dynamic_scale) == 2.0**14
+
+
+def check_an_optimizer_that_scales_the_loss_may_be_given():
+    def scaled():
+        return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+
+    assert_equals_plain_keras(scaled)
+
+
+def check_functional_and_subclassed_models_and_train_steps():
+    def functional():
+        keras.utils.set_random_seed(2)
+        inputs = keras.Input((COLUMNS,))
+        hidden = keras.layers.Dense(4, activation="relu")
+        both = keras.layers.concatenate([hidden(inputs), hidden(-inputs)])  # a layer used twice
+        return keras.Model(inputs, keras.layers.Dense(1)(keras.layers.LayerNormalization()(both)))
+
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.hidden, self.out = keras.layers.Dense(4, activation="tanh"), keras.layers.Dense(1)
+
+        def call(self, x):
+            return self.out(self.hidden(x))
+
+    def subclassed():
+        keras.utils.set_random_seed(3)
+        return Subclassed()
+
+    for model in (functional, subclassed):
+        assert_equals_plain_keras(lambda: keras.optimizers.Adam(0.01), model)
+
+
+def check_custom_train_step():
+    if not on_tensorflow():
+        pytest.skip("written for TensorFlow")
+    import tensorflow as tf
+
+    class Custom(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.abs(self(x, training=True) - y))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    def model():
+        keras.utils.set_random_seed(4)
+        return Custom([keras.Input((COLUMNS,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+
+    assert_equals_plain_keras(lambda: keras.optimizers.SGD(0.05), model)
+
+
+def check_modes_of_running():
+    make = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
+    assert_equals_plain_keras(make, compile_options={"run_eagerly": True}, epochs=1)
+    if on_tensorflow():
+        assert_equals_plain_keras(make, compile_options={"steps_per_execution": 2})
+    model, other = make_model(), make_model()
+    model.compile(hvd.DistributedOptimizer(make()), loss="mse")
+    other.compile(make(), loss="mse")
+    x, y = shard(hvd.rank())
+    a, b = joined()
+    for step in range(3):
+        model.train_on_batch(x[step * ROWS : (step + 1) * ROWS], y[step * ROWS : (step + 1) * ROWS])
+        rows = slice(step * ROWS * hvd.size(), (step + 1) * ROWS * hvd.size())
+        other.train_on_batch(a[rows], b[rows])
+    for mine, theirs in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-4, atol=1e-6)
+
+
+def check_embeddings():
+    def model():
+        keras.utils.set_random_seed(5)
+        return keras.Sequential(
+            [
+                keras.Input((3,), dtype="int32"),
+                keras.layers.Embedding(9, 4),
+                keras.layers.Flatten(),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    def data(rank):
+        generator = np.random.default_rng(rank)
+        return generator.integers(0, 9, (STEPS * ROWS, 3)), generator.normal(size=(STEPS * ROWS, 1))
+
+    class Dense(keras.optimizers.Adam):
+        """Keras itself takes rows that come twice in a batch for two gradients."""
+
+        def apply(self, grads, trainable_variables=None):
+            if on_tensorflow():
+                import tensorflow as tf
+
+                grads = [tf.convert_to_tensor(gradient) for gradient in grads]
+            return super().apply(grads, trainable_variables)
+
+    for sparse_as_dense in (False, True) if hvd.size() > 1 else ():
+        ours, theirs = model(), model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), sparse_as_dense=sparse_as_dense)
+        fit(ours, optimizer, data(hvd.rank()))
+        parts = [[a.reshape(STEPS, ROWS, -1) for a in data(rank)] for rank in range(hvd.size())]
+        whole = [
+            np.concatenate(p, axis=1).reshape(STEPS * ROWS * hvd.size(), -1) for p in zip(*parts, strict=True)
+        ]
+        fit(theirs, Dense(0.01), whole, batch_size=ROWS * hvd.size())
+        for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+        assert_replicas_are_equal(ours)
+
+
+def check_convolutions_batch_norm_and_dropout():
+    keras.utils.set_random_seed(hvd.rank())
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 1)),
+            keras.layers.Conv2D(4, 3),
+            keras.layers.BatchNormalization(),
+            keras.layers.ReLU(),
+            keras.layers.Dropout(0.3),
+            keras.layers.GlobalAveragePooling2D(),
+            keras.layers.Dense(1),
+        ]
+    )
+    x = np.random.default_rng(hvd.rank()).normal(size=(12, 8, 8, 1)).astype(np.float32)
+    y = x.mean(axis=(1, 2))
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), (x, y), callbacks=callbacks)
+    trainable = hvd.allgather_object([value(v) for v in model.trainable_variables])
+    for theirs in trainable[1:]:
+        for a, b in zip(trainable[0], theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def check_broadcast_callback_and_local_variables():
+    model = make_model(seed=hvd.rank())
+    local = model.layers[-1].bias
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01, momentum=0.9)), loss="mse")
+    model.optimizer.register_local_var(local)
+    local.assign([float(hvd.rank())])
+    callback = hvd.callbacks.BroadcastGlobalVariablesCallback(0, local_variables=[local])
+    model.fit(*shard(hvd.rank()), batch_size=ROWS, epochs=1, verbose=0, callbacks=[callback])
+    assert callback.broadcast_done
+    everyone = hvd.allgather_object(model.get_weights())
+    for theirs in everyone[1:]:
+        for a, b in zip(everyone[0][:-1], theirs[:-1], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert everyone[0][-1] != theirs[-1]
+
+
+def check_metrics_are_averaged_before_others_see_them():
+    seen = []
+    spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
+    model = make_model()
+    data = shard(hvd.rank())
+    # Last in the list, and yet the first to run.
+    callbacks = [spy, hvd.callbacks.MetricAverageCallback()]
+    history = fit(
+        model,
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+        data,
+        callbacks=callbacks,
+        validation_data=data,
+        compile_options={"metrics": ["mae"]},
+    )
+    assert set(seen[0]) == {"loss", "mae", "val_loss", "val_mae"}
+    everyone = hvd.allgather_object(seen)
+    assert all(theirs == everyone[0] for theirs in everyone)
+    assert history.history["loss"] == [logs["loss"] for logs in seen]
+    mine = model.evaluate(*data, verbose=0)
+    mean = np.mean(hvd.allgather_object(mine[0]))
+    np.testing.assert_allclose(seen[-1]["val_loss"], mean, rtol=1e-5)
+
+
+def check_learning_rate_callbacks():
+    size = hvd.size()
+    rates = []
+    spy = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: rates.append(float(value(model.optimizer.learning_rate)))
+    )
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1 * size, momentum=0.9))
+    warmup = hvd.callbacks.LearningRateWarmupCallback(0.1 * size, warmup_epochs=2)
+    schedule = hvd.callbacks.LearningRateScheduleCallback(0.1 * size, lambda epoch: 0.5**epoch, start_epoch=2)
+    history = fit(model, optimizer, shard(hvd.rank()), epochs=4, callbacks=[warmup, schedule, spy])
+    steps = np.arange(1, 2 * STEPS + 1) / STEPS
+    expected = [*(0.1 * (steps * (size - 1) / 2 + 1)), *[0.025 * size] * STEPS, *[0.0125 * size] * STEPS]
+    np.testing.assert_allclose(rates, expected, rtol=1e-5)
+    np.testing.assert_allclose(history.history["lr"], np.array(rates)[STEPS - 1 :: STEPS])
+    assert_replicas_are_equal(model)
+    decay = hvd.callbacks.LearningRateScheduleCallback(0.1, 0.1, end_epoch=2)
+    rates.clear()
+    fit(
+        model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), shard(0), epochs=3, callbacks=[decay, spy]
+    )
+    np.testing.assert_allclose(rates[::STEPS], [0.1, 0.01, 0.01], rtol=1e-5)
+
+
+def check_momentum_is_corrected_when_the_rate_changes():
+    """v = m v - r g: after the rate went from r to s the next step is as with a momentum of m s / r."""
+    model = keras.Sequential(
+        [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")]
+    )
+    x = np.ones((2, 1), np.float32)
+    callback = hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: [1.0, 0.5][int(epoch)])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    fit(model, optimizer, (x, 0 * x), batch_size=2, callbacks=[callback])
+    w, v = 1.0, 0.0
+    for rate, momentum in ((0.1, 0.9), (0.05, 0.9 * 0.5)):
+        v = momentum * v - rate * 2 * w
+        w += v
+    np.testing.assert_allclose(model.get_weights()[0], [[w]], rtol=1e-5)
+
+
+def check_early_stopping_and_plateaus_are_the_same_on_all_ranks():
+    class Fake(keras.callbacks.Callback):
+        """Only on rank 0 does the loss get better."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = 1.0 - 0.1 * epoch if hvd.rank() == 0 else 1.0 + epoch * hvd.size()
+
+    callbacks = [
+        Fake(),
+        hvd.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+        keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5),
+    ]
+    if hvd.size() == 1:
+        callbacks[0] = keras.callbacks.LambdaCallback(on_epoch_end=lambda e, logs: logs.update(val_loss=e))
+    model = make_model()
+    history = fit(
+        model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), shard(hvd.rank()), 9, callbacks=callbacks
+    )
+    assert len(history.epoch) == 3
+    assert_replicas_are_equal_weights(model)
+
+    class Averaged(hvd.callbacks.MetricAverageCallback):
+        def on_epoch_end(self, epoch, logs=None):
+            logs["val_loss"] = float(epoch * (1 + hvd.rank()))
+            super().on_epoch_end(epoch, logs)
+
+    plateau = keras.callbacks.ReduceLROnPlateau(patience=1, factor=0.5)
+    model = make_model()
+    fit(
+        model,
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.08)),
+        shard(0),
+        4,
+        callbacks=[plateau, Averaged()],
+    )
+    np.testing.assert_allclose(value(model.optimizer.learning_rate), 0.01, rtol=1e-6)
+    # One rank alone wants to stop.
+    stop = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda e, logs: setattr(model, "stop_training", e == 1 and hvd.rank() == 0)
+    )
+    history = fit(
+        model,
+        hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+        shard(0),
+        5,
+        callbacks=[stop, hvd.callbacks.EarlyStopping("loss", patience=9)],
+    )
+    assert len(history.epoch) == 2
+
+
+def assert_replicas_are_equal_weights(model):
+    everyone = hvd.allgather_object(model.get_weights())
+    for theirs in everyone[1:]:
+        for a, b in zip(everyone[0], theirs, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def check_saving_and_loading_in_the_middle():
+    data = shard(hvd.rank())
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "model.keras"
+        straight, model = make_model(), make_model()
+        fit(straight, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), data, epochs=4)
+        fit(model, hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), data, epochs=2)
+        model.save(path)
+        # Without dad it is what it was.
+        assert type(keras.models.load_model(path).optimizer).__mro__[0].__module__.startswith("keras")
+        loaded = hvd.load_model(path)
+        assert isinstance(loaded.optimizer, keras.optimizers.Adam)
+        assert int(value(loaded.optimizer.iterations)) == 2 * STEPS
+        loaded.fit(*data, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+        for a, b in zip(straight.get_weights(), loaded.get_weights(), strict=True):
+            np.testing.assert_array_equal(a, b)
+        model.save_weights(Path(folder) / "x.weights.h5")
+        model.load_weights(Path(folder) / "x.weights.h5")
+
+
+def check_the_class_of_the_optimizer():
+    class Mine(keras.optimizers.SGD):
+        def __init__(self, flavour="plain", **kwargs):
+            super().__init__(**kwargs)
+            self.flavour = flavour
+
+        def get_config(self):
+            return {**super().get_config(), "flavour": self.flavour}
+
+    optimizer = hvd.DistributedOptimizer(Mine("mint", learning_rate=0.05), name="named")
+    assert isinstance(optimizer, Mine) and type(optimizer).__name__ == "Mine" and optimizer.flavour == "mint"
+    again = type(optimizer).from_config(optimizer.get_config())
+    assert again.flavour == "mint" and again._dad_settings.name == "named"
+    config = keras.optimizers.serialize(optimizer)
+    assert config["class_name"] == "Mine"
+    model = make_model()
+    fit(model, optimizer, shard(hvd.rank()))
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(Path(folder) / "m.keras")
+        loaded = hvd.load_model(Path(folder) / "m.keras", custom_optimizers=[Mine])
+        assert isinstance(loaded.optimizer, Mine)
+    public = keras.optimizers.serialize(hvd.DistributedOptimizer(keras.optimizers.Adam(0.1)))
+    assert (public["module"], public["class_name"]) == ("keras.optimizers", "Adam")
+    assert type(keras.optimizers.deserialize(public)).__name__ == "Adam"
+
+
+def check_an_optimizer_in_use_keeps_its_state():
+    model = make_model()
+    fit(model, keras.optimizers.Adam(0.01), joined(), batch_size=ROWS * hvd.size(), epochs=1)
+    moments = [value(v) for v in model.optimizer.variables]
+    model.compile(hvd.DistributedOptimizer(model.optimizer), loss="mse")
+    for a, b in zip(moments, map(value, model.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(a, b)
+    model.fit(*shard(hvd.rank()), batch_size=ROWS, epochs=1, shuffle=False, verbose=0)
+    other = make_model()
+    fit(other, keras.optimizers.Adam(0.01), joined(), batch_size=ROWS * hvd.size(), epochs=2)
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def check_xla_is_never_picked():
+    if not on_tensorflow():
+        pytest.skip("XLA is TensorFlow's")
+    import tensorflow as tf
+
+    class Device:
+        device_type = "GPU"
+
+    original = tf.config.list_physical_devices
+    tf.config.list_physical_devices = lambda *args: [*original(), Device()]
+    try:
+        model, plain = make_model(), make_model()
+        plain.compile(keras.optimizers.SGD(0.1), loss="mse")
+        assert plain.jit_compile, "the device does not count"
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+        assert not model.jit_compile
+        model.fit(*shard(hvd.rank()), batch_size=ROWS, verbose=0)
+    finally:
+        tf.config.list_physical_devices = original
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse", jit_compile=True)
+    assert any("jit_compile=True" in str(w.message) for w in caught)
+    model.fit(*shard(hvd.rank()), batch_size=ROWS, verbose=0)
+
+
+def check_only_rank_zero_shows_progress(capsys=None):
+    import contextlib
+    import io
+
+    text = io.StringIO()
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    with contextlib.redirect_stdout(text):
+        model.fit(*shard(hvd.rank()), batch_size=ROWS)
+    assert ("loss" in text.getvalue()) == (hvd.rank() == 0), text.getvalue()
+
+
+def check_uneven_data_with_join():
+    """Every rank has one batch more than the one before."""
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), op=hvd.Sum), loss="mse")
+    x, y = shard(hvd.rank())
+    for step in range(2 + hvd.rank()):
+        rows = slice(step % STEPS * ROWS, (step % STEPS + 1) * ROWS)
+        model.train_on_batch(x[rows], y[rows])
+    collectives = __import__("dad.keras.framework", fromlist=["framework"]).framework().collectives
+    assert int(collectives.join()) == hvd.size() - 1
+    hvd.broadcast_variables(model.variables, hvd.size() - 1)
+    assert_replicas_are_equal_weights(model)
+
+
+def check_values():
+    rank, size = hvd.rank(), hvd.size()
+    assert float(hvd.allreduce(float(rank))) == (size - 1) / 2
+    assert float(hvd.allreduce(1.0, op=hvd.Sum)) == size
+    assert [float(v) for v in hvd.allgather([float(rank)])] == [float(r) for r in range(size)]
+    assert float(hvd.broadcast(float(rank), size - 1)) == size - 1
+    assert hvd.reducescatter(np.ones(size, np.float32), op=hvd.Sum).shape[0] == 1
+    assert hvd.broadcast_object({"rank": rank}, size - 1) == {"rank": size - 1}
+    raises(RuntimeError, lambda: hvd.broadcast_global_variables(0), "does not support eager")
+
+
+def check_checkpoints_reports_and_states():
+    class State:
+        batch = epoch = commits = 0
+
+        def commit(self):
+            self.commits += 1
+
+    state = State()
+    with tempfile.TemporaryDirectory() as folder:
+        best = hvd.callbacks.BestModelCheckpoint("loss")
+        best.filepath = str(Path(folder) / "best.keras")
+        callbacks = [
+            best,
+            hvd.callbacks.CompressionReport(),
+            hvd.elastic.CommitStateCallback(state, batches_per_commit=2),
+            hvd.elastic.UpdateBatchStateCallback(state),
+            hvd.elastic.UpdateEpochStateCallback(state),
+        ]
+        model = make_model()
+        fit(
+            model,
+            hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)),
+            shard(hvd.rank()),
+            callbacks=callbacks,
+        )
+        assert (Path(folder) / "best.keras").exists() == (hvd.rank() == 0)
+    assert (state.epoch, state.batch, state.commits) == (2, 0, 2 * (STEPS // 2 + 1))

@@ -1,0 +1,297 @@
+"""Training with dad.tensorflow: gradient tapes, optimizers of TF1, SyncBatchNormalization."""
+
+import numpy as np
+import pytest
+
+from tf_util import Lazy, hvd, launched_once, raises, tf
+from util import check_names
+
+keras = Lazy("keras")
+NUM_RANKS = 2
+
+results = launched_once(__file__, NUM_RANKS)
+
+
+@pytest.mark.parametrize("check", check_names(__file__))
+def test_on_two_ranks(results, check):
+    results.assert_passed(check)
+
+
+def before_check():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+def batch(rank, rows=8, columns=6):
+    generator = np.random.default_rng(rank)
+    x = generator.normal(size=(rows, columns)).astype(np.float32)
+    return x, (x @ np.ones((columns, 1), np.float32)).astype(np.float32)
+
+
+def joined(rows=8):
+    parts = [batch(rank, rows) for rank in range(hvd().size())]
+    return tuple(np.concatenate(p) for p in zip(*parts, strict=True))
+
+
+def make_model():
+    return keras.Sequential(
+        [keras.Input((6,)), keras.layers.Dense(5, activation="tanh"), keras.layers.Dense(1)]
+    )
+
+
+def plain_gradients(model, data):
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    return [g.numpy() for g in tape.gradient(loss, model.trainable_variables)]
+
+
+def tape_gradients(model, data, **options):
+    x, y = data
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    return hvd().DistributedGradientTape(tape, **options).gradient(loss, model.trainable_variables)
+
+
+def assert_close(ours, theirs, rtol=1e-5, atol=1e-6):
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def check_the_tape_gives_the_gradient_of_the_joined_batch():
+    model = make_model()
+    expected = plain_gradients(model, joined())
+    x, y = batch(hvd().rank())
+    for options in (
+        {},
+        {"groups": 2},
+        {"groups": [model.trainable_variables[:2], model.trainable_variables[3:]]},
+        {"gradient_predivide_factor": 2.0},
+        {"compression": hvd().Compression.none},
+    ):
+        assert_close(tape_gradients(model, (x, y), **options), expected)
+        step = tf.function(lambda a, b, options=options: tape_gradients(model, (a, b), **options))
+        for _ in range(3):
+            assert_close(step(x, y), expected)
+    assert_close(tape_gradients(model, (x, y), op=hvd().Sum), [2 * g for g in expected])
+    for method in ("fp16", "bf16", hvd().Compression.per_layer({"*kernel": "fp16", "*": "none"})):
+        assert_close(tape_gradients(model, (x, y), compression=method), expected, rtol=2e-2, atol=1e-2)
+
+
+def check_the_tape_may_be_wrapped_before_it_records():
+    model = make_model()
+    x, y = batch(hvd().rank())
+    with hvd().DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    assert isinstance(tape, tf.GradientTape)
+    assert_close(tape.gradient(loss, model.trainable_variables), plain_gradients(model, joined()))
+    only = tape.gradient(loss, model.trainable_variables[0])
+    assert_close([only], plain_gradients(model, joined())[:1])
+    nested = tape.gradient(loss, {"a": [model.trainable_variables[1]]})
+    assert_close(nested["a"], plain_gradients(model, joined())[1:2])
+
+
+def check_arguments_of_the_tape():
+    tape = tf.GradientTape()
+    raises(
+        ValueError,
+        lambda: hvd().DistributedGradientTape(tape, gradient_predivide_factor=2.0, op=hvd().Sum),
+        "gradient_predivide_factor",
+    )
+    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, groups=-1), "groups")
+    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression="vgc"), "vgc")
+    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression="powersgd"))
+    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression=3), "compression=3")
+
+
+def check_sparse_gradients_of_an_embedding():
+    rank = hvd().rank()
+    table = tf.Variable(np.arange(10, dtype=np.float32).reshape(5, 2))
+    unused = tf.Variable([1.0])
+    rows = tf.constant([[0, 1], [1, 4]][rank])
+
+    def gradient(**options):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows)) * (rank + 1.0)
+        return hvd().DistributedGradientTape(tape, **options).gradient(loss, [table, unused])
+
+    expected = np.zeros((5, 2))
+    expected[[0, 1]] += 0.5
+    expected[[1, 4]] += 1.0
+    for run in (gradient, tf.function(gradient)):
+        sparse, none = run()
+        assert isinstance(sparse, tf.IndexedSlices) and none is None
+        np.testing.assert_allclose(tf.convert_to_tensor(sparse), expected)
+        dense, _ = run(sparse_as_dense=True)
+        assert isinstance(dense, tf.Tensor)
+        np.testing.assert_allclose(dense, expected)
+
+
+def check_local_layers_keep_their_gradients():
+    model = make_model()
+    x, y = batch(hvd().rank())
+    mine, expected = plain_gradients(model, (x, y)), plain_gradients(model, joined())
+    for scale in (True, False):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        tape = hvd().PartialDistributedGradientTape(
+            tape, local_layers=model.layers[0], scale_local_gradients=scale
+        )
+        local, shared = tape.get_local_and_global_gradients(loss, model.trainable_variables)
+        assert_close([g for _, g in shared], expected[2:])
+        assert_close([g for _, g in local], [g / (2 if scale else 1) for g in mine[:2]])
+    raises(
+        ValueError,
+        lambda: hvd().PartialDistributedGradientTape(tf.GradientTape(), local_layers=[1]),
+        "local layers",
+    )
+
+
+def check_a_custom_loop_keeps_replicas_equal():
+    keras.utils.set_random_seed(hvd().rank())
+    model = make_model()
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(model.trainable_variables)
+    hvd().broadcast_variables(model.variables, root_rank=0)
+    hvd().broadcast_variables(optimizer.variables, root_rank=0)
+    x, y = batch(hvd().rank())
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        tape = hvd().DistributedGradientTape(tape)
+        optimizer.apply_gradients(
+            zip(tape.gradient(loss, model.trainable_variables), model.trainable_variables, strict=True)
+        )
+        return loss
+
+    losses = [float(step(x, y)) for _ in range(20)]
+    assert losses[-1] < losses[0]
+    everyone = hvd().allgather_object([v.numpy() for v in model.variables])
+    for a, b in zip(*everyone, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def check_process_sets_of_one_rank_send_nothing():
+    alone = [hvd().add_process_set([rank]) for rank in range(2)]
+    model = make_model()
+    data = batch(hvd().rank())
+    for process_set in alone:
+        hvd().reset_stats()
+        gradients = tape_gradients(model, data, process_set=process_set)
+        assert_close(gradients, plain_gradients(model, data))
+    for process_set in alone:
+        hvd().remove_process_set(process_set)
+
+
+def _v1_losses(distributed, passes, steps=4, **options):
+    """Weights after steps of a linear model in a session of TF1."""
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        x, y = v1.placeholder(tf.float32, [None, 6]), v1.placeholder(tf.float32, [None, 1])
+        w = v1.get_variable("w", initializer=tf.fill([6, 1], 0.5))
+        b = v1.get_variable("b", initializer=tf.zeros([1]))
+        loss = tf.reduce_mean(tf.square(x @ w + b - y))
+        optimizer = v1.train.MomentumOptimizer(0.1, 0.9)
+        if distributed:
+            optimizer = hvd().DistributedOptimizer(optimizer, **options)
+        step = v1.train.get_or_create_global_step()
+        train = optimizer.minimize(loss, global_step=step)
+        session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+        if distributed:
+            session.run(hvd().broadcast_global_variables(0))
+        data = batch(hvd().rank()) if distributed else joined()
+        for _ in range(steps * passes):
+            session.run(train, {x: data[0], y: data[1]})
+        assert session.run(step) == steps * passes
+        assert isinstance(optimizer, v1.train.Optimizer) and optimizer.get_slot_names() == ["momentum"]
+        return session.run([w, b])
+
+
+def check_optimizers_of_tf1():
+    expected = _v1_losses(False, 1)
+    assert_close(_v1_losses(True, 1), expected)
+    assert_close(_v1_losses(True, 1, groups=1), expected)
+    # The same batch three times: the mean of its gradients is its gradient.
+    averaged = _v1_losses(
+        True, 3, backward_passes_per_step=3, average_aggregated_gradients=True, sparse_as_dense=True
+    )
+    assert_close(averaged, expected)
+    summed = _v1_losses(True, 2, steps=1, backward_passes_per_step=2)
+    half = _v1_losses(False, 1, steps=1)
+    assert_close([0.5 - summed[0]], [2 * (0.5 - half[0])])
+
+
+def check_optimizers_of_tf1_in_eager_mode():
+    w = tf.Variable(np.full((6, 1), 0.5, np.float32))
+    x, y = batch(hvd().rank())
+    optimizer = hvd().DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.1))
+    optimizer.minimize(lambda: tf.reduce_mean(tf.square(x @ w - y)), var_list=[w])
+    a, b = joined()
+    gradient = 2 * a.T @ (a @ np.full((6, 1), 0.5) - b) / len(a)
+    np.testing.assert_allclose(w, 0.5 - 0.1 * gradient, rtol=1e-5)
+    raises(
+        ValueError,
+        lambda: hvd().DistributedOptimizer(
+            tf.compat.v1.train.GradientDescentOptimizer(0.1), backward_passes_per_step=2
+        ),
+        "backward_passes_per_step",
+    )
+
+
+def check_sync_batch_norm_equals_batch_norm_of_the_joined_batch():
+    rank, size = hvd().rank(), hvd().size()
+    parts = [
+        np.random.default_rng(r).normal(100.0, 1 + r, (4 + 3 * r, 5, 3)).astype(np.float32)
+        for r in range(size)
+    ]
+    weights = [
+        np.random.default_rng(9 + r).normal(size=p.shape).astype(np.float32) for r, p in enumerate(parts)
+    ]
+    plain = keras.layers.BatchNormalization(momentum=0.5)
+    sync = hvd().SyncBatchNormalization(momentum=0.5)
+    assert isinstance(sync, keras.layers.BatchNormalization) and sync.name == "sync_batch_normalization"
+    whole, whole_weight = np.concatenate(parts), np.concatenate(weights)
+
+    def run(layer, x, weight):
+        x = tf.convert_to_tensor(x)
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = layer(x, training=True)
+            loss = tf.reduce_sum(y * weight)
+        return y, tape.gradient(loss, [x, *layer.trainable_variables])
+
+    expected, expected_gradients = run(plain, whole, whole_weight)
+    first = sum(len(p) for p in parts[:rank])
+    rows = slice(first, first + len(parts[rank]))
+    sync.build(whole.shape)
+    for call in (run, tf.function(run)):
+        sync.moving_mean.assign(np.zeros(3)), sync.moving_variance.assign(np.ones(3))
+        y, gradients = call(sync, parts[rank], weights[rank])
+        np.testing.assert_allclose(y, expected[rows], rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(gradients[0], expected_gradients[0][rows], rtol=1e-3, atol=1e-4)
+        total = hvd().allreduce(gradients[1], op=hvd().Sum)
+        np.testing.assert_allclose(total, expected_gradients[1], rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(sync.moving_mean, plain.moving_mean, rtol=1e-5)
+        np.testing.assert_allclose(sync.moving_variance, plain.moving_variance, rtol=1e-3)
+    raises(ValueError, lambda: hvd().SyncBatchNormalization(fused=True), "fused")
+    config = keras.layers.serialize(sync)
+    again = keras.layers.deserialize(
+        config, custom_objects={"SyncBatchNormalization": hvd().SyncBatchNormalization}
+    )
+    assert type(again) is hvd().SyncBatchNormalization
+
+
+def check_no_thread_of_tensorflow_waits():
+    """More collectives in flight than TensorFlow has threads, which come in the opposite order."""
+    order = range(40) if hvd().rank() else reversed(range(40))
+    order = list(order)
+
+    @tf.function
+    def step(x):
+        done = {i: hvd().allreduce(x + float(i), op=hvd().Sum, name=f"many.{i}") for i in order}
+        return tf.add_n(list(done.values()))
+
+    for _ in range(3):
+        assert step(tf.constant(1.0)).numpy() == 2 * (40 + sum(range(40)))
