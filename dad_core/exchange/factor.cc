@@ -362,7 +362,10 @@ class FactorExchange final : public Exchange {
 
   Status Pool(size_t l) {
     std::vector<Block> blocks = Blocks(l);
-    if (blocks.size() > 1 && layers_.size() > 1) {
+    // D of the layer below follows from all of a layer, for all of its rows.
+    const bool in_parts =
+        blocks.size() > 1 || (blocks.size() == 1 && blocks[0].out_count != layers_[l].out);
+    if (in_parts && layers_.size() > 1) {
       return Malformed(group_.rank, "or got parts of a layer of a chain");
     }
     const bool own_gradient = !layers_[l].pass;
