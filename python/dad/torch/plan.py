@@ -51,7 +51,6 @@ def _row(slot: Slot, share: float, method: str, why: str, sent: float) -> dict[s
         "measured_ms": None,
         "bytes": round(sent),
         "ratio": dense / sent if sent else None,
-        "effective": None,  # in the last step: the rank of what was applied, or the part that was sent
     }
 
 
@@ -78,6 +77,8 @@ def _planned_row(
         why = f"rides with {weight}"
     elif slot.name != first:
         why = f"in the chain that begins with {first}"
+    elif choice.kind == "sparse" and measured and "effective" in measured:
+        why += f"; {100 * measured['effective']:.3g} % sent in the last step"
     sent = choice.num_bytes
     if measured and measured["steps"]:
         sent = measured["wire_bytes_sent"] / measured["steps"]
@@ -87,15 +88,12 @@ def _planned_row(
         row["predicted_ms"] = 1e3 * choice.seconds
         if measured and measured["steps"]:
             row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
-    if choice.kind != "dense" and measured:
-        row["effective"] = measured.get("effective")
     return row
 
 
 def format_plan(rows: list[dict[str, Any]]) -> str:
     """The table as text, with a line of totals."""
-    numbers = ("rows", "method", "effective", "bytes", "ratio", "predicted ms", "measured ms")
-    header = ("tensor", "shape", *numbers, "why")
+    header = ("tensor", "shape", "rows", "method", "bytes", "ratio", "predicted ms", "measured ms", "why")
 
     def number(value: float | None, digits: int) -> str:
         return "" if value is None else f"{value:.{digits}f}"
@@ -106,7 +104,6 @@ def format_plan(rows: list[dict[str, Any]]) -> str:
             "x".join(map(str, row["shape"])) or "scalar",
             number(row["rows"], 0),
             row["method"],
-            "" if row["effective"] is None else f"{row['effective']:.3g}",
             str(row["bytes"]),
             number(row["ratio"], 1),
             number(row["predicted_ms"], 2),
@@ -116,7 +113,7 @@ def format_plan(rows: list[dict[str, Any]]) -> str:
         for row in rows
     ]
     sent = sum(row["bytes"] for row in rows)
-    lines.append(("total", "", "", "", "", str(sent), "", "", "", f"{len(rows)} tensors"))
+    lines.append(("total", "", "", "", str(sent), "", "", "", f"{len(rows)} tensors"))
     widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
