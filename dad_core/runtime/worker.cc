@@ -173,7 +173,9 @@ void Worker::HandleMessage(MessageEvent& message) {
         }
         return;
       }
-      lane->OnMessage(lane->MemberOf(message.peer), header, std::move(message.payload));
+      const int member = lane->MemberOf(message.peer);
+      if (member < 0) return Abort(message.peer, "sent a message to a process set it is not in");
+      lane->OnMessage(member, header, std::move(message.payload));
       return;
     }
     case MessageKind::kPing: return SendControl(message.peer, MessageKind::kPong);

@@ -52,10 +52,21 @@ RequestMeta ReadMeta(ByteReader& in) {
   return meta;
 }
 
+// Whether the number of bytes can be computed, in any order of the dimensions.
+bool IsCountable(const Shape& shape) {
+  constexpr int64_t kMost = int64_t{1} << 56;
+  int64_t product = 1;
+  for (const int64_t extent : shape) {
+    if (extent < 0 || extent > kMost / product) return false;
+    product *= std::max<int64_t>(extent, 1);
+  }
+  return true;
+}
+
 bool Valid(const RequestMeta& meta) {
   if (meta.kind > OpKind::kRemoveProcessSet || meta.op > ReduceOp::kAdasum) return false;
   return std::all_of(meta.tensors.begin(), meta.tensors.end(), [](const TensorMeta& tensor) {
-    return static_cast<int>(tensor.dtype) < kNumDTypes;
+    return static_cast<int>(tensor.dtype) < kNumDTypes && IsCountable(tensor.shape);
   });
 }
 
@@ -188,7 +199,9 @@ Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes) {
     fresh.phase = static_cast<uint32_t>(in.Varint());
     if (!Valid(fresh.meta)) return Status::InvalidArgument("malformed negotiation message");
   }
-  if (!in.AtEnd()) return Status::InvalidArgument("malformed negotiation message");
+  if (!in.AtEnd() || message.fusion_bytes < 0) {
+    return Status::InvalidArgument("malformed negotiation message");
+  }
   return message;
 }
 

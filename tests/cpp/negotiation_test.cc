@@ -52,6 +52,18 @@ TEST(NegotiationTest, EveryTruncatedMessageIsRefused) {
   EXPECT_FALSE(DecodeNegotiation(longer).ok());
 }
 
+TEST(NegotiationTest, SizesThatNobodyCanComputeAreRefused) {
+  const int64_t large = int64_t{1} << 40;
+  for (const Shape& shape :
+       {Shape{-1}, Shape{4, -1}, Shape{large, large}, Shape{0, large, large}}) {
+    EXPECT_FALSE(DecodeNegotiation(Encode(Fresh({Meta("a", shape)}))).ok()) << ToString(shape);
+  }
+  EXPECT_TRUE(DecodeNegotiation(Encode(Fresh({Meta("a", {large, 0})}))).ok());
+  NegotiationMessage message;
+  message.fusion_bytes = -1;
+  EXPECT_FALSE(DecodeNegotiation(Encode(message)).ok());
+}
+
 TEST(NegotiatorTest, OrderIsThatOfFirstSightWhateverTheSubmitOrder) {
   TensorCache cache(10);
   Negotiator negotiator({0, 1}, &cache);

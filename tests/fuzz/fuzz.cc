@@ -7,30 +7,59 @@
 #include <exception>
 #include <new>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define DAD_SANITIZED_MALLOC
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define DAD_SANITIZED_MALLOC
+#endif
+#if defined(DAD_SANITIZED_MALLOC)
+#include <sanitizer/allocator_interface.h>
+#endif
+
 namespace {
 
 // One thread fuzzes; others, if any, may allocate too.
 std::atomic<size_t> largest_allocation{0};
 
-void* Allocate(size_t num_bytes) {
+void Note(size_t num_bytes) {
   size_t seen = largest_allocation.load(std::memory_order_relaxed);
   while (num_bytes > seen && !largest_allocation.compare_exchange_weak(seen, num_bytes)) {
   }
-  // A huge one is refused like any that fails, and the limit of RunTarget sees it.
+}
+
+#if defined(DAD_SANITIZED_MALLOC)
+
+// The sanitizer has its own `new`, and tells of every allocation.
+void OnMalloc(const volatile void*, size_t num_bytes) { Note(num_bytes); }
+void OnFree(const volatile void*) {}
+[[maybe_unused]] const int hooks = __sanitizer_install_malloc_and_free_hooks(OnMalloc, OnFree);
+
+#else
+
+void* Allocate(size_t num_bytes) {
+  Note(num_bytes);
+  // A huge one is refused like any that fails.
   constexpr size_t kMost = size_t{1} << 32;
   void* memory = num_bytes > kMost ? nullptr : std::malloc(std::max<size_t>(num_bytes, 1));
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 
+#endif
+
 }  // namespace
 
+#if !defined(DAD_SANITIZED_MALLOC)
 void* operator new(size_t num_bytes) { return Allocate(num_bytes); }
 void* operator new[](size_t num_bytes) { return Allocate(num_bytes); }
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete[](void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
+#endif
 
 namespace dad::fuzz {
 

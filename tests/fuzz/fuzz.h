@@ -43,7 +43,8 @@ struct Register {
 void Require(bool holds, const char* what);
 void Require(const Status& status, const char* what);
 
-// The largest single allocation by `new` since the target was entered.
+// The largest single allocation since the target was entered; without a sanitizer, of those by
+// `new`.
 size_t LargestAllocation();
 
 // An input taken apart: choices come first, a byte each, then the bytes to decode. What is

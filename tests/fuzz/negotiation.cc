@@ -16,11 +16,16 @@ void Run(ByteSpan input) {
   Require(Encode(again.value()) == encoded, "no round trip");
   // Requests of others are compared with ours, and the difference is told.
   const auto& fresh = message.value().fresh;
+  Require(message.value().fusion_bytes >= 0, "a negative number of bytes");
   for (size_t i = 0; i < fresh.size(); ++i) {
     Difference difference;
     // NaN as a scale differs from itself.
     (void)Differ(fresh[i].meta, again.value().fresh[i].meta, &difference);
     (void)Differ(fresh[i].meta, fresh[0].meta, &difference);
+    // A rank that has joined makes exchanges for requests that only others have.
+    for (const TensorMeta& tensor : fresh[i].meta.tensors) {
+      Require(NumElements(tensor.shape) >= 0, "a negative number of elements");
+    }
   }
 }
 
