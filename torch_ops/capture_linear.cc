@@ -107,8 +107,8 @@ ag::variable_list CapturedLinear::apply(ag::variable_list&& grads) {
     if (todo.keep) {
       Segment segment;
       const bool reorder = todo.by_sample && layout_.outer > 1;
-      segment.a = reorder ? BySample(a.detach(), layout_) : ForSegment(a, users_memory_);
-      segment.d = reorder ? BySample(d.detach(), layout_) : ForSegment(d, /*others_memory=*/false);
+      segment.a = ForSegment(reorder ? BySample(a, layout_) : a, users_memory_);
+      segment.d = ForSegment(reorder ? BySample(d, layout_) : d, /*others_memory=*/false);
       segment.even = layout_.known && (reorder || layout_.outer == 1);
       segment.out_begin = weight_.begin;
       segment.has_bias = todo.keep_bias;

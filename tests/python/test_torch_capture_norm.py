@@ -349,6 +349,20 @@ def test_positions_first_are_put_in_order_only_where_samples_are_wanted(track):
         assert torch.equal(segment.a, inputs.detach().reshape(15, 4))
 
 
+def test_reordered_rows_are_tensors_of_their_own(track):
+    model = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 3)).double()
+    track(model, "samples")
+    index = torch.randint(0, 9, (5, 2))
+    x = torch.randn(2, 5, 4, dtype=torch.float64)
+    before = x.clone()
+    (model[0](index).sum() + model[1](x).sum()).backward()  # the gradient of a sum has no memory
+    x.zero_()
+    (segment,) = ops.capture_take(model[1].weight)
+    assert segment.a.is_contiguous() and segment.d.is_contiguous() and segment.even
+    assert torch.equal(segment.a, before.transpose(0, 1).reshape(10, 4))
+    assert torch.equal(segment.d, torch.ones(10, 3, dtype=torch.float64))
+
+
 def test_what_goes_forward_together_is_one_batch(track):
     cell = nn.RNNCell(4, 3)
     track(cell)
