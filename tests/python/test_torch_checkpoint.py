@@ -12,7 +12,16 @@ except ImportError:
     torch = None
 
 NUM_RANKS = 3
-METHODS = ["rank_dad:rank=2", "rank_dad:rank=2,combine=power", "int8", "auto"]
+METHODS = [
+    "rank_dad:rank=2",
+    "rank_dad:rank=2,combine=power",
+    "int8",
+    "auto",
+    "vgc",
+    "vgc_strom",
+    "topk",
+    "qsgd",
+]
 SAVED_AFTER, STEPS = 7, 12
 
 

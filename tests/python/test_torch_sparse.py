@@ -79,8 +79,21 @@ class Transformer(nn.Module):
         return self.head(self.layer(self.embed(x))).mean(1)
 
 
+class Recurrent(nn.Module):
+    """Weights that are used for each place of a sequence, and tokens that stand for nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(30, 16, padding_idx=3)
+        self.body = nn.GRU(16, 20, batch_first=True)
+        self.head = nn.Linear(20, 10)
+
+    def forward(self, x):
+        return self.head(self.body(self.embed(x))[0][:, -1])
+
+
 def batch_of(model, samples, generator, dtype):
-    if isinstance(model, Transformer):
+    if isinstance(model, Transformer | Recurrent):
         return torch.randint(30, (samples, 6), generator=generator)
     shape = (2, 8, 8) if isinstance(model, Cnn) else (20,)
     return torch.randn(samples, *shape, generator=generator, dtype=dtype)
@@ -219,9 +232,9 @@ def assert_close(a, b, where):
 
 
 def check_increments_over_samples_are_those_of_single_samples():
-    """Of every tensor: weights, biases, norms, an embedding, attention; over one pass and over two."""
+    """Of every tensor: weights, biases, norms, embeddings, attention, an RNN; over one pass and over two."""
     generator = torch.Generator().manual_seed(50 + hvd().rank())
-    for kind in (mlp, Cnn, Transformer):
+    for kind in (mlp, Cnn, Transformer, Recurrent):
         for passes in (1, 2):
             model = make(kind, torch.float64)
             batches = [
