@@ -424,6 +424,10 @@ def check_half_precision_models():
             model = make(mlp, dtype)
             train(model, distributed(model, method, backward_passes_per_step=2), 2, passes=2)
             assert all(p.isfinite().all() for p in model.parameters()), (method, dtype)
+            model = make(Cnn)
+            with torch.autocast("cpu", dtype):
+                train(model, distributed(model, method), 3)
+            assert all(p.isfinite().all() for p in model.parameters()), (method, dtype)
 
 
 def check_seeds_repeat_a_run():
