@@ -50,7 +50,7 @@ run() { # run TARGET SECONDS
     die "$1 failed; the input is in build/fuzz/failed, the log is $log"
   fi
   say "$1: $(last number_of_executed_units: "$log") inputs in $2 s, $(last ' cov:' "$log") edges," \
-    "$(last number_of_units_added: "$log") new inputs kept"
+    "$(last new_units_added: "$log") new inputs kept"
 }
 
 keep() { # keep TARGET: of the inputs, those that reach new code

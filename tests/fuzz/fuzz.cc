@@ -16,7 +16,10 @@
 #define DAD_SANITIZED_MALLOC
 #endif
 #if defined(DAD_SANITIZED_MALLOC)
-#include <sanitizer/allocator_interface.h>
+// Of sanitizer/allocator_interface.h, which not every compiler brings.
+extern "C" int __sanitizer_install_malloc_and_free_hooks(void (*malloc_hook)(const volatile void*,
+                                                                             size_t),
+                                                         void (*free_hook)(const volatile void*));
 #endif
 
 namespace {
