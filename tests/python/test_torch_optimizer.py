@@ -204,7 +204,7 @@ def check_misuse():
         {"groups": 0},
         {"groups": [[params[0][1], params[0][1]]]},
         {"compression": "gzip"},
-        {"compression": hvd().Compression.vgc},
+        {"compression": "vgc:alpha=-1"},
     ):
         with pytest.raises(ValueError):
             distributed(model, **options)
