@@ -184,6 +184,21 @@ def check_warm_up_steps_are_dense():
         assert optimizer.plan()[0]["method"] == method
 
 
+def check_one_rank_alone_has_its_own_gradient():
+    alone = hvd().add_process_set([1])
+    for method in METHODS if alone.included() else ():
+        model = make(mlp)
+        optimizer = distributed(model, method, process_set=alone)
+        twin = copy.deepcopy(model)
+        x = torch.randn(4, 20)
+        for m in (model, twin):
+            m(x).sin().sum().backward()
+        optimizer.step()
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad), method
+    hvd().remove_process_set(alone)
+
+
 # Increments of r and v
 
 
