@@ -6,9 +6,10 @@
 Every process has its share of the images. After each backward pass dad averages the
 gradients, so that all hold the same network at all times. The training is repeated for
 each compression: with `none` the gradients travel as they are, with `exact` in the cheapest
-way that gives the same mean (on a fast link that may be as they are), with `vgc` only the elements
-that are unambiguous against their variance, with `auto` as factors of low rank. Then you see what each sent for each tensor and why, and a table that compares accuracy,
-bytes and time.
+way that gives the same mean (on a fast link that may be as they are), with `vgc` only the
+elements that are unambiguous against their variance, with `auto` as factors of low rank. Then
+you see what each sent for each tensor and why, and a table that compares accuracy, bytes and
+time.
 """
 
 import argparse
