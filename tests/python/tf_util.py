@@ -77,10 +77,10 @@ def run_checks(file: str, folder: str) -> None:
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     basics.init()
-    only = os.environ.get("CHECKS", "")
+    only = os.environ.get("CHECKS", "").split(",")
     with (Path(folder) / f"{basics.rank()}.json").open("w", buffering=1) as out:
         for name in check_names(file):
-            if only and only not in name:
+            if not any(part in name for part in only):
                 continue
             started = time.process_time()
             try:

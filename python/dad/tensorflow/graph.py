@@ -15,6 +15,10 @@ from tensorflow.python.ops import control_flow_util
 plain = tf.autograph.experimental.do_not_convert
 
 
+# Else it is tf_keras.
+HAS_KERAS_3: bool = getattr(tf.keras, "__version__", "2").startswith("3.")
+
+
 def is_eager() -> bool:
     return tf.executing_eagerly()
 

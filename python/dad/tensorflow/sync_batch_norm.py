@@ -8,13 +8,12 @@ import tensorflow as tf
 
 from dad.basics import Sum, is_initialized, size
 from dad.tensorflow.gradients import TAPE_STREAM
-from dad.tensorflow.graph import wire_name
+from dad.tensorflow.graph import HAS_KERAS_3, wire_name
 from dad.tensorflow.ops import raw_allreduce
 
 # One stream per layer: the statistics of one depend on those of the layer before.
 _STREAMS = TAPE_STREAM << 1
 _num_layers = 0
-_IS_LEGACY = not tf.keras.__version__.startswith("3.")  # tf_keras
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
@@ -32,7 +31,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             raise ValueError("SyncBatchNormalization synchronizes by dad, not by tf.distribute")
         if not kwargs.get("name"):
             kwargs["name"] = _unique_name()
-        if _IS_LEGACY:
+        if not HAS_KERAS_3:
             kwargs["fused"] = False
         super().__init__(**kwargs)
         self._dad_stream = _STREAMS + _num_layers
@@ -40,7 +39,7 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         mean, variance = super()._moments(inputs, *args, **kwargs)
-        mask = kwargs.get("mask") if _IS_LEGACY else [*args, *kwargs.values()][0]
+        mask = [*args, *kwargs.values()][0] if HAS_KERAS_3 else kwargs.get("mask")
         if not is_initialized() or size() == 1:
             return mean, variance
         # E[x²] - E[x]² would cancel in float32.

@@ -1,9 +1,9 @@
 """dad.keras under the name that Horovod has for tf.keras; with TF_USE_LEGACY_KERAS=1 it is for tf_keras."""
 # ruff: noqa: F401, F403  this file only collects names
 
-import tensorflow as _tf
+from dad.tensorflow.graph import HAS_KERAS_3 as _HAS_KERAS_3
 
-if _tf.keras.__version__.startswith("3."):
+if _HAS_KERAS_3:
     from dad.keras import *
     from dad.keras import Compression, callbacks, elastic
 else:

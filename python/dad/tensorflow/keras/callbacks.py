@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-if tf.keras.__version__.startswith("3."):
+from dad.tensorflow.graph import HAS_KERAS_3
+
+if HAS_KERAS_3:
     from dad.keras.callbacks import (
         BestModelCheckpoint,
         BroadcastGlobalVariablesCallback,
