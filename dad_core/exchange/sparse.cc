@@ -15,36 +15,14 @@
 #include "codec/vgc.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
+#include "exchange/sparse_settings.h"
+#include "exchange/sparse_state.h"
 #include "exchange/state_store.h"
 #include "linalg/moments.h"
-#include "util/aligned_buffer.h"
 #include "util/parallel.h"
 
 namespace dad {
 namespace {
-
-enum class Rule { kVgc, kVgcStrom, kStrom, kTopK };
-
-struct Settings {
-  Rule rule = Rule::kVgc;
-  LayerShape layer;
-  double alpha = 1;
-  double zeta = 0.999;
-  bool by_sample = false;
-  Coding coding = Coding::kRice;
-  bool feedback = false;
-  double tau = 4;
-  double tau_absolute = -1;  // negative: tau is relative
-  double ratio = 0.01;
-
-  bool has_variance() const { return rule == Rule::kVgc || rule == Rule::kVgcStrom; }
-  bool has_tau() const { return rule == Rule::kVgcStrom || rule == Rule::kStrom; }
-  bool absolute() const { return tau_absolute >= 0; }
-  bool keeps_residual() const { return rule != Rule::kTopK || feedback; }
-  int value_bits() const { return rule == Rule::kTopK ? 0 : has_tau() && absolute() ? 1 : 4; }
-  int64_t weight_count() const { return layer.out * layer.in; }
-  int64_t count() const { return layer.num_elements(); }
-};
 
 // Bits of a share's first byte.
 constexpr uint8_t kNotFiniteFlag = 1;
@@ -64,204 +42,10 @@ constexpr DType DTypeOf() {
   return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
 }
 
-// Buffers of steps that are over, for the next ones: getting fresh pages from the system takes as
-// long as the work itself. Of the worker thread, and bounded, since each is as large as a tensor.
-class Spares {
- public:
-  AlignedBuffer Take(size_t num_bytes) {
-    for (auto it = spares_.begin(); it != spares_.end(); ++it) {
-      if (it->size() != num_bytes) continue;
-      AlignedBuffer found = std::move(*it);
-      spares_.erase(it);
-      held_ -= num_bytes;
-      return found;
-    }
-    return AlignedBuffer(num_bytes);
-  }
-  void Give(AlignedBuffer buffer) {
-    if (buffer.size() == 0 || held_ + buffer.size() > kMostBytes) return;
-    held_ += buffer.size();
-    spares_.push_back(std::move(buffer));
-  }
-
- private:
-  static constexpr size_t kMostBytes = 64 << 20;
-  std::deque<AlignedBuffer> spares_;
-  size_t held_ = 0;
-};
-thread_local Spares spares;
-
-// r and v of a layer: first the weight's elements, then the bias's.
-template <typename T>
-struct Accumulators {
-  AlignedBuffer r_bytes;
-  AlignedBuffer v_bytes;
-
-  Accumulators() = default;
-  Accumulators(int64_t count, bool with_variance)
-      : r_bytes(spares.Take(static_cast<size_t>(count) * sizeof(T))),
-        v_bytes(spares.Take(with_variance ? static_cast<size_t>(count) * sizeof(T) : 0)) {}
-
-  T* r() { return reinterpret_cast<T*>(r_bytes.data()); }
-  T* v() { return v_bytes.size() == 0 ? nullptr : reinterpret_cast<T*>(v_bytes.data()); }
-  void Clear() {
-    if (r_bytes.size() > 0) std::memset(r_bytes.data(), 0, r_bytes.size());
-    if (v_bytes.size() > 0) std::memset(v_bytes.data(), 0, v_bytes.size());
-  }
-  void Release() {
-    spares.Give(std::move(r_bytes));
-    spares.Give(std::move(v_bytes));
-    r_bytes = AlignedBuffer();
-    v_bytes = AlignedBuffer();
-  }
-};
-
-// The numbers with which a tensor's codes become values; for the sender and the receivers.
-template <typename T>
-struct Scale {
-  int e_max = 0;  // vgc
-  float tau = 0;  // strom, vgc_strom
-
-  void Values(const Settings& settings, T* values) const {
-    if (settings.rule == Rule::kVgc) VgcValues(e_max, values);
-    if (settings.has_tau()) StromValues(tau, !settings.absolute(), values);
-  }
-  void Write(const Settings& settings, ByteWriter& out) const {
-    if (settings.rule == Rule::kVgc) out.Value(static_cast<int16_t>(e_max));
-    if (settings.has_tau()) out.Value(tau);
-  }
-  // Whether a sender could have written it.
-  bool Read(const Settings& settings, ByteReader& in) {
-    if (settings.rule == Rule::kVgc) {
-      e_max = in.Value<int16_t>();
-      using Limits = std::numeric_limits<T>;
-      return in.ok() && e_max < Limits::max_exponent &&
-             e_max >= Limits::min_exponent - Limits::digits;
-    }
-    if (settings.has_tau()) {
-      tau = in.Value<float>();
-      return in.ok() && std::isfinite(tau) && tau >= 0;
-    }
-    return in.ok();
-  }
-};
-
-// Adds what a share sends of a tensor of `count` elements to `sum`, times `sign`; the number of
-// elements added, or why it is malformed.
-template <typename T>
-Result<int64_t> AddTensor(const Settings& settings, int64_t count, ByteReader& in, T sign, T* sum) {
-  Scale<T> scale;
-  if (!scale.Read(settings, in)) return Status::InvalidArgument("a bad scale");
-  T values[16] = {};
-  scale.Values(settings, values);
-  for (T& value : values) value *= sign;
-  int64_t added = 0;
-  const int64_t chunk = MaxSparseExtent(settings.value_bits());
-  for (int64_t begin = 0; begin < count; begin += chunk) {
-    const int64_t extent = std::min(chunk, count - begin);
-    T* out = sum + begin;
-    if (settings.rule == Rule::kTopK) {
-      std::vector<uint32_t> index;
-      std::vector<uint8_t> code;
-      DAD_RETURN_IF_ERROR(DecodeSparse(settings.coding, extent, 0, in, index, code));
-      const auto bytes = in.Take(index.size() * sizeof(T));
-      if (!in.ok()) return Status::InvalidArgument("values are missing");
-      for (size_t k = 0; k < index.size(); ++k) {
-        T value;
-        std::memcpy(&value, bytes.data() + k * sizeof value, sizeof value);
-        if (!std::isfinite(value)) return Status::InvalidArgument("a value is not finite");
-        out[index[k]] += sign * value;
-      }
-      added += static_cast<int64_t>(index.size());
-      continue;
-    }
-    SparseReader reader(settings.coding, extent, settings.value_bits(), in);
-    while (reader.Next()) {
-      const auto index = reader.index();
-      const auto code = reader.code();
-      for (size_t k = 0; k < index.size(); ++k) out[index[k]] += values[code[k]];
-      added += static_cast<int64_t>(index.size());
-    }
-    if (!reader.status().ok()) return reader.status();
-  }
-  return added;
-}
-
-template <typename T>
-class SparseState final : public ExchangeState {
- public:
-  explicit SparseState(const Settings& settings) : settings_(settings) {}
-
-  void Export(std::vector<StateTensor>& out) override {
-    Save("residual", kept.r_bytes, out);
-    Save("variance", kept.v_bytes, out);
-    if (!settings_.has_tau() || settings_.absolute()) return;
-    StateTensor tau{"tau", DType::kFloat64, {2}, {}};
-    tau.bytes.resize(sizeof mean_rms);
-    std::memcpy(tau.bytes.data(), mean_rms.data(), sizeof mean_rms);
-    out.push_back(std::move(tau));
-  }
-
-  Status Import(const std::vector<StateTensor>& tensors) override {
-    for (const StateTensor& tensor : tensors) {
-      if (tensor.name == "tau") {
-        if (tensor.bytes.size() != sizeof mean_rms) return Status::InvalidArgument("a bad tau");
-        std::memcpy(mean_rms.data(), tensor.bytes.data(), sizeof mean_rms);
-        continue;
-      }
-      const size_t expected = static_cast<size_t>(settings_.count()) * sizeof(T);
-      if (tensor.dtype != DTypeOf<T>() || tensor.bytes.size() != expected) {
-        return Status::InvalidArgument("a saved " + tensor.name + " of " +
-                                       std::to_string(tensor.bytes.size()) + " bytes, expected " +
-                                       std::to_string(expected));
-      }
-      MakeRoom();
-      AlignedBuffer& to = tensor.name == "variance" ? kept.v_bytes : kept.r_bytes;
-      if (to.size() == expected) std::memcpy(to.data(), tensor.bytes.data(), expected);
-    }
-    return Status::Ok();
-  }
-
-  // What this rank had sent waits again.
-  void ReturnLast() override {
-    if (last_share.empty() || kept.r_bytes.size() == 0) return;
-    ByteReader in(last_share);
-    in.Value<uint8_t>();
-    (void)AddTensor(settings_, settings_.weight_count(), in, T(1), kept.r());
-    if (settings_.layer.bias) {
-      (void)AddTensor(settings_, settings_.layer.out, in, T(1),
-                      kept.r() + settings_.weight_count());
-    }
-    last_share.clear();
-  }
-
-  void MakeRoom() {
-    if (kept.r_bytes.size() > 0 || !settings_.keeps_residual()) return;
-    kept = Accumulators<T>(settings_.count(), settings_.has_variance());
-    kept.Clear();
-  }
-
-  const Settings& settings() const { return settings_; }
-
-  Accumulators<T> kept;
-  std::array<double, 2> mean_rms = {};  // of the gradient of weight and bias; 0: none so far
-  std::vector<std::byte> last_share;    // of the last step, if it sent something
-
- private:
-  void Save(const char* name, const AlignedBuffer& values, std::vector<StateTensor>& out) const {
-    if (values.size() == 0) return;
-    StateTensor tensor{name, DTypeOf<T>(), {settings_.count()}, {}};
-    tensor.bytes.assign(values.data(), values.data() + values.size());
-    out.push_back(std::move(tensor));
-  }
-
-  const Settings settings_;
-};
-
 template <typename T>
 class SparseExchange final : public Exchange {
  public:
-  SparseExchange(const TensorSpec& spec, const Settings& settings, const ExchangeEnv& env)
+  SparseExchange(const TensorSpec& spec, const SparseSettings& settings, const ExchangeEnv& env)
       : spec_(spec), settings_(settings), env_(env) {}
 
   Status Begin(const StepInput& input, const Group& group) override {
@@ -350,7 +134,7 @@ class SparseExchange final : public Exchange {
       }
       state_ = std::move(found).value();
     }
-    const Settings& had = state_->settings();
+    const SparseSettings& had = state_->settings();
     if (had.count() != settings_.count() || had.has_variance() != settings_.has_variance() ||
         had.keeps_residual() != settings_.keeps_residual()) {
       return Status::InvalidArgument("\"" + spec_.name + "\": its state is that of another method");
@@ -386,7 +170,7 @@ class SparseExchange final : public Exchange {
     bool finite = true;
     for (const Part& part : Parts()) {
       std::vector<Selected<T>> chunks;
-      Scale<T> scale;
+      SparseScale<T> scale;
       finite = finite && Gather(moments, part, scale, chunks);
       if (!finite) break;
       unsent.push_back(Encode(part, scale, chunks, out));
@@ -458,7 +242,7 @@ class SparseExchange final : public Exchange {
   }
 
   // Adds the gradient to r and v and finds what is worth sending. False if something is not finite.
-  bool Gather(const SampleMoments<T>& moments, const Part& part, Scale<T>& scale,
+  bool Gather(const SampleMoments<T>& moments, const Part& part, SparseScale<T>& scale,
               std::vector<Selected<T>>& chunks) {
     std::vector<T> g, s;
     const T* formed = nullptr;  // G as a whole, where it is to be had
@@ -487,7 +271,8 @@ class SparseExchange final : public Exchange {
     rule.zeta = static_cast<T>(settings_.zeta);
     if (settings_.has_tau()) rule.tau = static_cast<T>(scale.tau);
     // Nothing passes: topk chooses afterwards, and without a τ there has been no gradient.
-    const bool none = settings_.rule == Rule::kTopK || (settings_.has_tau() && scale.tau == 0);
+    const bool none =
+        settings_.rule == SparseRule::kTopK || (settings_.has_tau() && scale.tau == 0);
     if (none) rule.tau = std::numeric_limits<T>::infinity();
     const bool by_blocks = formed == nullptr || (settings_.has_variance() && squares == nullptr &&
                                                  part.number == 0 && plain_ == nullptr);
@@ -503,7 +288,7 @@ class SparseExchange final : public Exchange {
   }
 
   // False if the gradient is not finite.
-  bool FindTau(const Part& part, const T* g, T factor, Scale<T>& scale) {
+  bool FindTau(const Part& part, const T* g, T factor, SparseScale<T>& scale) {
     if (!settings_.has_tau()) return true;
     if (settings_.absolute()) {
       scale.tau = static_cast<float>(settings_.tau_absolute);
@@ -630,18 +415,18 @@ class SparseExchange final : public Exchange {
   }
 
   // Appends the part to the share, and returns what it would take to put it back.
-  std::vector<Selected<T>> Encode(const Part& part, Scale<T>& scale,
+  std::vector<Selected<T>> Encode(const Part& part, SparseScale<T>& scale,
                                   std::vector<Selected<T>>& chunks, ByteWriter& out) {
     const int64_t chunk = MaxSparseExtent(settings_.value_bits());
-    if (settings_.rule == Rule::kTopK) return EncodeTopK(part, out);
-    if (settings_.rule == Rule::kVgc) scale.e_max = VgcTop<T>(chunks);
+    if (settings_.rule == SparseRule::kTopK) return EncodeTopK(part, out);
+    if (settings_.rule == SparseRule::kVgc) scale.e_max = VgcTop<T>(chunks);
     scale.Write(settings_, out);
     std::vector<std::byte> bytes;
     for (size_t c = 0; c < chunks.size(); ++c) {
       const int64_t begin = static_cast<int64_t>(c) * chunk;
       T* r = next_.r() + part.begin + begin;
       T* v = settings_.has_variance() ? next_.v() + part.begin + begin : nullptr;
-      const Coded coded = settings_.rule == Rule::kVgc
+      const Coded coded = settings_.rule == SparseRule::kVgc
                               ? EncodeVgc(scale.e_max, static_cast<T>(settings_.zeta),
                                           settings_.feedback, chunks[c], r, v)
                               : EncodeStrom(scale.tau, !settings_.absolute(), chunks[c], r, v);
@@ -708,11 +493,11 @@ class SparseExchange final : public Exchange {
     any_too_large_ = any_too_large_ || (flags & kTooLargeFlag) != 0;
     if ((flags & kNotFiniteFlag) != 0 && not_finite_rank_ < 0) not_finite_rank_ = rank;
     if ((flags & (kNotFiniteFlag | kTooLargeFlag)) == 0) {
-      Result<int64_t> added = AddTensor(settings_, settings_.weight_count(), in, T(1), weight);
+      Result<int64_t> added = AddTensor(settings_, settings_.weight_count(), in, weight);
       if (!added.ok()) return Malformed(rank, added.status().message());
       added_ += added.value();
       if (settings_.layer.bias) {
-        added = AddTensor(settings_, settings_.layer.out, in, T(1), bias);
+        added = AddTensor(settings_, settings_.layer.out, in, bias);
         if (!added.ok()) return Malformed(rank, added.status().message());
         added_ += added.value();
       }
@@ -749,7 +534,7 @@ class SparseExchange final : public Exchange {
   }
 
   const TensorSpec spec_;
-  const Settings settings_;
+  const SparseSettings settings_;
   const ExchangeEnv env_;
   Group group_;
   StepInput step_;
@@ -770,56 +555,6 @@ class SparseExchange final : public Exchange {
   bool any_too_large_ = false;
 };
 
-Result<Settings> ParseSettings(const MethodText& method) {
-  Settings settings;
-  auto wrong = [](const std::string& what) { return Status::InvalidArgument(what); };
-  const std::string rule = method.Text("rule", "vgc");
-  if (rule == "vgc") {
-    settings.rule = Rule::kVgc;
-  } else if (rule == "vgc_strom") {
-    settings.rule = Rule::kVgcStrom;
-  } else if (rule == "strom") {
-    settings.rule = Rule::kStrom;
-  } else if (rule == "topk") {
-    settings.rule = Rule::kTopK;
-  } else {
-    return wrong("rule=" + rule + " is none of vgc, vgc_strom, strom, topk");
-  }
-  const std::string coding = method.Text("coding", "rice");
-  if (coding != "rice" && coding != "word")
-    return wrong("coding=" + coding + " is neither rice nor word");
-  settings.coding = coding == "word" ? Coding::kWord : Coding::kRice;
-  const std::string variance = method.Text("variance", "row");
-  if (variance != "row" && variance != "sample")
-    return wrong("variance=" + variance + " is neither row nor sample");
-  settings.by_sample = variance == "sample";
-  const auto feedback = method.Integer("feedback", settings.rule == Rule::kTopK ? 1 : 0);
-  DAD_RETURN_IF_ERROR(feedback.status());
-  settings.feedback = feedback.value() != 0;
-  struct Number {
-    const char* name;
-    double* value;
-    double low, high;
-  };
-  constexpr double kMost = std::numeric_limits<float>::max();
-  for (const Number& number :
-       {Number{"alpha", &settings.alpha, 0, kMost}, Number{"zeta", &settings.zeta, 0, 1},
-        Number{"tau", &settings.tau, 0, kMost},
-        Number{"tau_absolute", &settings.tau_absolute, 0, kMost},
-        Number{"ratio", &settings.ratio, 0, 1}}) {
-    if (method.Text(number.name, "").empty()) continue;
-    const auto value = method.Real(number.name, 0);
-    DAD_RETURN_IF_ERROR(value.status());
-    if (!(value.value() >= number.low && value.value() <= number.high)) {
-      return wrong(std::string(number.name) + " is out of range");
-    }
-    *number.value = value.value();
-  }
-  if (method.layers().size() != 1) return wrong("it needs one layer");
-  settings.layer = method.layers()[0];
-  return settings;
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
@@ -834,7 +569,7 @@ Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
     return wrong(std::string("sparse gradients can be summed and averaged, op is ") +
                  Name(spec.op));
   }
-  const Result<Settings> settings = ParseSettings(method);
+  const Result<SparseSettings> settings = ParseSparseSettings(method);
   if (!settings.ok()) return wrong(settings.status().message());
   if (spec.dtype == DType::kFloat64) {
     return std::unique_ptr<Exchange>(
