@@ -80,6 +80,9 @@ def plan(
 
 def check_replicas(model: Any) -> None:
     """Raises ReplicaError, naming tensors and ranks, unless `model` has the same bits on all ranks."""
-    from dad.torch.replicas import check_replicas as check
+    if hasattr(model, "get_weights"):  # of Keras
+        from dad._keras.replicas import check_replicas as check
+    else:
+        from dad.torch.replicas import check_replicas as check
 
     check(model)

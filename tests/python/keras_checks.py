@@ -540,6 +540,18 @@ def check_uneven_data_with_join():
     assert_replicas_are_equal_weights(model)
 
 
+def check_replicas_are_checked():
+    import dad
+
+    model = make_model()
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss="mse")
+    model.fit(*shard(hvd.rank()), batch_size=ROWS, verbose=0)
+    dad.check_replicas(model)
+    model.layers[0].bias.assign(np.full(5, float(hvd.rank())))
+    if hvd.size() > 1:
+        raises(dad.ReplicaError, lambda: dad.check_replicas(model), "/bias", "ranks [1]")
+
+
 def check_values():
     rank, size = hvd.rank(), hvd.size()
     assert float(hvd.allreduce(float(rank))) == (size - 1) / 2

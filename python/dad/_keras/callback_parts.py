@@ -20,7 +20,7 @@ def _variables_of(optimizer: Any) -> list[Any]:
     return list(variables() if callable(variables) else variables)
 
 
-def _is_seed(variable: Any) -> bool:
+def is_seed(variable: Any) -> bool:
     """The state of a layer's random numbers: ranks that share it would drop the same units."""
     return getattr(variable, "path", "").endswith("seed_generator_state")
 
@@ -55,7 +55,7 @@ class BroadcastVariables:
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self.broadcast_done:
             return
-        variables = [v for v in self.model.variables if not _is_seed(v) and not self._is_local(v)]
+        variables = [v for v in self.model.variables if not is_seed(v) and not self._is_local(v)]
         known = {id(v) for v in variables}
         # Some optimizers count a model's weights among their own.
         variables += [v for v in _variables_of(self.model.optimizer) if id(v) not in known]

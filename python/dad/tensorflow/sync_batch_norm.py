@@ -54,7 +54,8 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             ],
             axis=0,
         )
-        wire = wire_name("sync_batch_norm", f"sync_batch_norm.{self._dad_stream - _STREAMS}")
+        name = f"sync_batch_norm.{self._dad_stream - _STREAMS}"
+        wire = wire_name("sync_batch_norm", name, ignore_name_scope=True)
         (total,) = raw_allreduce([mine], [wire], Sum, stream=self._dad_stream)
         all_rows = tf.maximum(total[-1], 1.0)
         joint_mean = total[:channels] / all_rows

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dad.errors import ReplicaError
+from dad.replicas import raise_unless_equal
 from dad.torch.functions import allgather_object
 
 
@@ -28,17 +28,4 @@ def check_replicas(model: Any) -> None:
     model: a torch.nn.Module or a dict of tensors.
     """
     digests = {name: _digest(tensor) for name, tensor in _tensors(model).items()}
-    ranks = allgather_object(digests, name="check_replicas")
-    names = list(dict.fromkeys(name for rank in ranks for name in rank))
-    problems = []
-    for name in names:
-        groups: dict[str | None, list[int]] = {}
-        for number, rank in enumerate(ranks):
-            groups.setdefault(rank.get(name), []).append(number)
-        if len(groups) > 1:
-            parts = " / ".join(f"ranks {members}" for members in groups.values())
-            problems.append(f'"{name}" differs between {parts}')
-    if problems:
-        shown = "; ".join(problems[:10])
-        more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
-        raise ReplicaError(f"replicas are not bit-equal: {shown}{more}")
+    raise_unless_equal(allgather_object(digests, name="check_replicas"))
