@@ -2,7 +2,7 @@
 VENV := .venv
 PYTHON_FILES := python tests examples scripts setup.py tools/netlab $(wildcard benchmarks)
 CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tests/fuzz tools benchmarks)
-CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
@@ -18,6 +18,7 @@ demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and aut
 
 test: setup  ## all tests, C++ and Python
 	build/tests/cpp/dad_tests --gtest_brief=1
+	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
 	build/tests/fuzz/dad_fuzz_replay tests/fuzz/corpus
 	$(VENV)/bin/python -m pytest -q
 

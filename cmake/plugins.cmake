@@ -74,3 +74,19 @@ foreach(wrapper ${python_mpicc} mpicc.openmpi mpicc.mpich mpicc)
   endif()
   unset(path)
 endforeach()
+
+# ---- nccl
+# Needs no library to be built: CUDA and NCCL are opened at run time (cmake/cuda.cmake).
+include(cmake/cuda.cmake)
+file(GLOB nccl_sources CONFIGURE_DEPENDS dad_core/device/*.cc dad_core/transport/nccl/*.cc)
+list(FILTER nccl_sources EXCLUDE REGEX "/(plugin|abi_check)\\.cc$")
+add_library(dad_nccl_parts STATIC ${nccl_sources})  # tests link these, too
+target_include_directories(dad_nccl_parts PRIVATE dad_core dad_core/include)
+set_target_properties(dad_nccl_parts PROPERTIES CXX_VISIBILITY_PRESET hidden)
+set(nccl_sources dad_core/transport/nccl/plugin.cc)
+if(CUDA_INCLUDE_DIR AND NCCL_INCLUDE_DIR)
+  list(APPEND nccl_sources dad_core/transport/nccl/abi_check.cc)
+  set_source_files_properties(dad_core/transport/nccl/abi_check.cc PROPERTIES
+    INCLUDE_DIRECTORIES "${CUDA_INCLUDE_DIR};${NCCL_INCLUDE_DIR}")
+endif()
+dad_add_plugin(nccl SOURCES ${nccl_sources} LIBRARIES dad_nccl_parts ${CMAKE_DL_LIBS})

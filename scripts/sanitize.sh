@@ -10,6 +10,7 @@ check() { # check FOLDER SANITIZERS
   cmake -S . -B "build/$1" "${generator[@]}" -DDAD_SANITIZE="$2" -DDAD_PYTHON=OFF -DDAD_TORCH=OFF > /dev/null
   cmake --build "build/$1" --parallel "$(nproc)" | tail -n 1
   "build/$1/tests/cpp/dad_tests" --gtest_brief=1
+  "build/$1/tests/cpp/gpu/dad_gpu_tests" --gtest_brief=1
   "build/$1/tests/fuzz/dad_fuzz_replay" tests/fuzz/corpus
 }
 

@@ -25,6 +25,7 @@ const std::vector<Backend>& Backends() {
       {"gloo", "libdad_gloo.so", "apt install libgloo-dev", {}},
       {"mpi", "libdad_mpi_openmpi.so", "apt install libopenmpi-dev", {"OMPI_COMM_WORLD_"}},
       {"mpi", "libdad_mpi_mpich.so", "apt install libmpich-dev", {"PMI_", "PMIX_", "HYDRA_"}},
+      {"nccl", "libdad_nccl.so", "pip install nvidia-nccl-cu13", {}},
   };
   return backends;
 }

@@ -20,12 +20,13 @@ using Rooms = std::set<std::string>;
 const std::map<std::string, Rooms> kMayInclude = {
     {"include", {"dad"}},
     {"util", {"dad"}},
+    {"device", {"dad", "util"}},
     {"linalg", {"dad", "util"}},
     {"codec", {"dad", "util", "linalg"}},
     {"wire", {"dad", "util", "codec", "linalg"}},
     {"exchange", {"dad", "util", "codec", "linalg", "wire"}},
     {"rendezvous", {"dad", "util", "wire", "linalg", "codec"}},
-    {"transport", {"dad", "util", "wire", "linalg", "codec", "rendezvous"}},
+    {"transport", {"dad", "util", "device", "wire", "linalg", "codec", "rendezvous"}},
     {"runtime", {"dad", "util", "codec", "linalg", "wire", "exchange", "transport", "rendezvous"}},
 };
 

@@ -1,0 +1,75 @@
+// The CUDA runtime as a table of function pointers, so that nothing here is linked to it, and
+// tests can put a fake in its place. The types are those of cuda_runtime_api.h, without it;
+// abi_check.cc compares them where that header is.
+//
+// There is no function that waits for the device in this table: whoever has only the table
+// cannot synchronise by accident.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "dad/status.h"
+
+namespace dad {
+
+using CudaStream = struct CUstream_st*;
+using CudaEvent = struct CUevent_st*;
+using CudaError = int;  // an enum there
+
+inline constexpr CudaError kCudaSuccess = 0;
+inline constexpr CudaError kCudaNotReady = 600;
+inline constexpr unsigned kCudaStreamNonBlocking = 1;
+inline constexpr unsigned kCudaEventDisableTiming = 2;
+inline constexpr int kCudaMemcpyDefault = 4;
+
+// X(name without "cuda", result, parameters)
+#define DAD_CUDA_FUNCTIONS(X)                                          \
+  X(GetErrorString, const char*, (CudaError))                          \
+  X(GetLastError, CudaError, ())                                       \
+  X(DriverGetVersion, CudaError, (int*))                               \
+  X(RuntimeGetVersion, CudaError, (int*))                              \
+  X(GetDeviceCount, CudaError, (int*))                                 \
+  X(GetDevice, CudaError, (int*))                                      \
+  X(SetDevice, CudaError, (int))                                       \
+  X(DeviceGetStreamPriorityRange, CudaError, (int*, int*))             \
+  X(StreamCreateWithPriority, CudaError, (CudaStream*, unsigned, int)) \
+  X(StreamDestroy, CudaError, (CudaStream))                            \
+  X(StreamWaitEvent, CudaError, (CudaStream, CudaEvent, unsigned))     \
+  X(EventCreateWithFlags, CudaError, (CudaEvent*, unsigned))           \
+  X(EventRecord, CudaError, (CudaEvent, CudaStream))                   \
+  X(EventQuery, CudaError, (CudaEvent))                                \
+  X(EventDestroy, CudaError, (CudaEvent))                              \
+  X(MemcpyAsync, CudaError, (void*, const void*, size_t, int, CudaStream))
+
+struct CudaApi {
+#define DAD_MEMBER(name, result, parameters) result(*name) parameters = nullptr;
+  DAD_CUDA_FUNCTIONS(DAD_MEMBER)
+#undef DAD_MEMBER
+  std::string library;  // what was opened
+
+  // An error that names the call; clears it, so that the next call does not report it again.
+  Status Check(CudaError error, const char* call) const;
+};
+
+// `path`: this file and no other. Empty: the runtime that the process has loaded, or the
+// system's, of CUDA 13 or 12.
+Result<CudaApi> LoadCuda(const std::string& path = "");
+
+// How many devices; kUnavailable, saying what is missing, if there is no driver or no device.
+Result<int> CountCudaDevices(const CudaApi& cuda);
+
+// Makes `device` this thread's current one, and puts back what it was.
+class CudaDeviceGuard {
+ public:
+  CudaDeviceGuard(const CudaApi& cuda, int device);
+  ~CudaDeviceGuard();
+  CudaDeviceGuard(const CudaDeviceGuard&) = delete;
+  CudaDeviceGuard& operator=(const CudaDeviceGuard&) = delete;
+
+ private:
+  const CudaApi& cuda_;
+  int previous_ = -1;
+};
+
+}  // namespace dad

@@ -1,0 +1,81 @@
+// Collectives on device memory, asynchronous: a call puts work on a stream of the transport's own
+// and returns. Nothing here waits for a device unless asked to.
+//
+// Order on the device: the work starts after the ready_event of each view that it is given (the
+// producer's stream has recorded it), and DeviceWork::event() comes after it: the consumer's
+// stream waits for that event. The caller keeps the memory until then.
+//
+// Every member of a group calls the same operations in the same order. Thread-safe.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "dad/request.h"
+#include "dad/status.h"
+#include "dad/tensor_view.h"
+
+namespace dad {
+
+// One operation that was put on the stream.
+class DeviceWork {
+ public:
+  virtual ~DeviceWork() = default;
+
+  // A cudaEvent_t, recorded; good as long as this object.
+  virtual void* event() const = 0;
+
+  // Whether it has finished, without waiting. An error if it failed, ran out of time, or a member
+  // of the group is lost: the group is then dead, and what was to be written is unspecified.
+  virtual Result<bool> Done() = 0;
+
+  // The calling thread waits; for tests and for whoever needs the result on the host.
+  virtual Status Wait(std::chrono::milliseconds timeout) = 0;
+};
+
+// The members of a process set, each with one device.
+class DeviceGroup {
+ public:
+  using Millis = std::chrono::milliseconds;
+  using Work = Result<std::unique_ptr<DeviceWork>>;
+
+  virtual ~DeviceGroup() = default;
+  virtual int rank() const = 0;  // in the group
+  virtual int size() const = 0;
+
+  // `timeout`: when the operation has not finished by then the group is aborted.
+  // `out` may be `in`.
+  virtual Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op,
+                         Millis timeout) = 0;
+  // counts: bytes of each member; out holds them one after the other.
+  virtual Work AllGatherV(const TensorView& in, std::span<const size_t> counts,
+                          const TensorView& out, Millis timeout) = 0;
+  virtual Work Broadcast(const TensorView& inout, int root, Millis timeout) = 0;
+  // `in` is size() blocks, counts in elements; the sum of this member's block goes to out.
+  virtual Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
+                             const TensorView& out, ReduceOp op, Millis timeout) = 0;
+  // Counts in bytes.
+  virtual Work AllToAllV(const TensorView& in, std::span<const size_t> send_counts,
+                         const TensorView& out, std::span<const size_t> receive_counts,
+                         Millis timeout) = 0;
+  virtual Work Send(const TensorView& in, int peer, Millis timeout) = 0;
+  virtual Work Receive(const TensorView& out, int peer, Millis timeout) = 0;
+
+  // OK, or why the group is dead.
+  virtual Status status() const = 0;
+};
+
+class DeviceCollectives {
+ public:
+  virtual ~DeviceCollectives() = default;
+
+  // Meets the other members; `ranks` are ranks of the transport, the same on all of them, this one
+  // among them. `id` tells process sets apart. Groups must be gone before the transport.
+  virtual Result<std::unique_ptr<DeviceGroup>> MakeGroup(uint32_t id, std::span<const int> ranks,
+                                                         std::chrono::milliseconds timeout) = 0;
+};
+
+}  // namespace dad

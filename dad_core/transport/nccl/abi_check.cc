@@ -1,0 +1,62 @@
+// Compiled only where the headers of CUDA and NCCL are: the functions and constants that
+// device/cuda_api.h and nccl_api.h declare are the ones that the headers have. Makes no code.
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "device/cuda_api.h"
+#include "transport/nccl/nccl_api.h"
+
+namespace dad {
+namespace {
+
+// How our types stand for theirs: pointers for pointers, int for an enum of that size.
+template <typename Ours, typename Theirs>
+constexpr bool SameOnTheWire() {
+  if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
+    return true;
+  } else if constexpr (std::is_class_v<Ours>) {
+    return std::is_class_v<Theirs> && sizeof(Ours) == sizeof(Theirs) &&
+           alignof(Ours) == alignof(Theirs);
+  } else if constexpr (std::is_enum_v<Theirs>) {
+    return std::is_same_v<Ours, int> && sizeof(Theirs) == sizeof(int);
+  } else {
+    return std::is_same_v<Ours, Theirs>;
+  }
+}
+
+template <typename Ours, typename Theirs>
+struct SameCall : std::false_type {};
+template <typename R, typename... A, typename S, typename... B>
+requires(sizeof...(A) == sizeof...(B)) struct SameCall<R (*)(A...), S (*)(B...)>
+    : std::bool_constant<SameOnTheWire<R, S>() && (SameOnTheWire<A, B>() && ...)> {
+};
+
+// Some are overloaded for C++ in cuda_runtime.h; cuda_runtime_api.h has the plain ones.
+#define DAD_CHECK(name, result, parameters) \
+  static_assert(SameCall<decltype(CudaApi::name), decltype(&cuda##name)>::value, "cuda" #name);
+DAD_CUDA_FUNCTIONS(DAD_CHECK)
+#undef DAD_CHECK
+#define DAD_CHECK(name, result, parameters)                                            \
+  static_assert(SameCall<decltype(nccl::NcclApi::name), decltype(&nccl##name)>::value, \
+                "nccl" #name);
+DAD_NCCL_FUNCTIONS(DAD_CHECK)
+#undef DAD_CHECK
+
+static_assert(kCudaSuccess == cudaSuccess && kCudaNotReady == cudaErrorNotReady);
+static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
+static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
+static_assert(kCudaMemcpyDefault == cudaMemcpyDefault);
+static_assert(nccl::kSuccess == ncclSuccess && nccl::kInProgress == ncclInProgress);
+static_assert(nccl::kUint8 == ncclUint8 && ncclInt8 == 0 && ncclInt32 == 2 && ncclInt64 == 4);
+static_assert(ncclFloat16 == 6 && ncclFloat32 == 7 && ncclFloat64 == 8 && ncclBfloat16 == 9);
+static_assert(ncclSum == 0 && ncclProd == 1 && ncclMax == 2 && ncclMin == 3 && ncclAvg == 4);
+static_assert(sizeof(nccl::UniqueId) == sizeof(ncclUniqueId));
+static_assert(offsetof(nccl::Config, magic) == offsetof(ncclConfig_t, magic));
+static_assert(offsetof(nccl::Config, version) == offsetof(ncclConfig_t, version));
+static_assert(offsetof(nccl::Config, blocking) == offsetof(ncclConfig_t, blocking));
+
+}  // namespace
+}  // namespace dad

@@ -1,0 +1,56 @@
+// The collectives of a DeviceGroup as calls of NCCL.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "transport/nccl/communicator.h"
+
+namespace dad::nccl {
+
+class NcclGroup : public DeviceGroup {
+ public:
+  // `submitted` is called after each operation: somebody has to watch from now on. `closing` when
+  // the group goes.
+  NcclGroup(std::shared_ptr<const Libraries> libraries, std::shared_ptr<Communicator> communicator,
+            std::function<void()> submitted, std::function<void(Communicator*)> closing)
+      : libraries_(std::move(libraries)),
+        communicator_(std::move(communicator)),
+        submitted_(std::move(submitted)),
+        closing_(std::move(closing)) {}
+  ~NcclGroup() override;
+
+  int rank() const override { return communicator_->rank(); }
+  int size() const override { return communicator_->size(); }
+
+  Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, Millis timeout) override;
+  Work AllGatherV(const TensorView& in, std::span<const size_t> counts, const TensorView& out,
+                  Millis timeout) override;
+  Work Broadcast(const TensorView& inout, int root, Millis timeout) override;
+  Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts, const TensorView& out,
+                     ReduceOp op, Millis timeout) override;
+  Work AllToAllV(const TensorView& in, std::span<const size_t> send_counts, const TensorView& out,
+                 std::span<const size_t> receive_counts, Millis timeout) override;
+  Work Send(const TensorView& in, int peer, Millis timeout) override;
+  Work Receive(const TensorView& out, int peer, Millis timeout) override;
+  Status status() const override { return communicator_->status(); }
+
+ private:
+  Work Submit(std::string what, std::span<const TensorView> views, bool grouped,
+              const Communicator::Enqueue& enqueue, Millis timeout);
+  // Bytes to and from each member, one block after the other in `in` and `out`. The block for
+  // this rank itself is copied. With `same_to_all` all of `in` goes to everybody.
+  Work Exchange(std::string what, const TensorView& in, std::span<const size_t> send_counts,
+                bool same_to_all, const TensorView& out, std::span<const size_t> receive_counts,
+                Millis timeout);
+  Status CheckPeer(const char* what, int peer) const;
+
+  const std::shared_ptr<const Libraries> libraries_;
+  const std::shared_ptr<Communicator> communicator_;
+  const std::function<void()> submitted_;
+  const std::function<void(Communicator*)> closing_;
+};
+
+}  // namespace dad::nccl

@@ -1,0 +1,75 @@
+// The C face of libdad_nccl.so. It needs neither CUDA nor NCCL to be opened: both are looked for
+// when it is asked to connect. DAD_CUDART_LIBRARY and DAD_NCCL_LIBRARY name files to take instead.
+#include <cstdlib>
+#include <exception>
+#include <memory>
+#include <string>
+
+#include "transport/nccl/nccl_transport.h"
+#include "transport/plugin_abi.h"
+#include "transport/registry.h"
+
+#define DAD_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+std::string Setting(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+dad::Result<std::shared_ptr<const dad::nccl::Libraries>> Load() {
+  auto libraries = std::make_shared<dad::nccl::Libraries>();
+  dad::Result<dad::CudaApi> cuda = dad::LoadCuda(Setting("DAD_CUDART_LIBRARY"));
+  if (!cuda.ok()) return cuda.status();
+  dad::Result<dad::nccl::NcclApi> nccl = dad::nccl::LoadNccl(Setting("DAD_NCCL_LIBRARY"));
+  if (!nccl.ok()) return nccl.status();
+  libraries->cuda = std::move(cuda).value();
+  libraries->nccl = std::move(nccl).value();
+  return std::shared_ptr<const dad::nccl::Libraries>(std::move(libraries));
+}
+
+}  // namespace
+
+DAD_EXPORT const char* dad_plugin_abi() {
+  static const std::string abi = dad::MakePluginAbi();
+  return abi.c_str();
+}
+
+DAD_EXPORT const char* dad_plugin_describe() {
+  static const std::string text = [] {
+    const auto libraries = Load();
+    if (!libraries.ok()) return libraries.status().message();
+    const dad::Result<int> devices = dad::CountCudaDevices(libraries.value()->cuda);
+    return "CUDA tensors by NCCL " + dad::nccl::VersionText(libraries.value()->nccl.version) +
+           ", control by gloo; " +
+           (devices.ok() ? std::to_string(devices.value()) + " devices"
+                         : devices.status().message());
+  }();
+  return text.c_str();
+}
+
+DAD_EXPORT dad::Transport* dad_plugin_connect(const dad::PluginArgs* args, char* error,
+                                              size_t error_size) {
+  try {
+    auto libraries = Load();
+    if (libraries.ok()) {
+      auto transport = dad::nccl::NcclTransport::Connect(
+          libraries.value(), args->world->local_rank, args->control,
+          std::chrono::duration_cast<dad::Transport::Millis>(
+              std::chrono::duration<double>(args->options->start_timeout_seconds)));
+      if (transport.ok()) return std::move(transport).value().release();
+      dad::WritePluginError(transport.status(), error, error_size);
+    } else {
+      dad::WritePluginError(libraries.status(), error, error_size);
+    }
+  } catch (const std::exception& failure) {
+    dad::WritePluginError(dad::Status::Internal(failure.what()), error, error_size);
+  }
+  return nullptr;
+}
+
+// The collectives of a transport that dad_plugin_connect has made; they live as long as it.
+DAD_EXPORT dad::DeviceCollectives* dad_plugin_device_collectives(dad::Transport* transport) {
+  return static_cast<dad::nccl::NcclTransport*>(transport);
+}

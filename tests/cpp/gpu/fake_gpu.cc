@@ -1,0 +1,576 @@
+#include "fake_gpu.h"
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <utility>
+
+#include "device/cuda_api.h"
+#include "transport/nccl/nccl_api.h"
+
+using dad::CudaError;
+using dad::CudaEvent;
+using dad::CudaStream;
+using dad::kCudaNotReady;
+using dad::kCudaSuccess;
+using dad::fake_gpu::Record;
+using dad::nccl::Comm;
+using dad::nccl::Config;
+using dad::nccl::ResultCode;
+using dad::nccl::UniqueId;
+
+#define FAKE extern "C" __attribute__((visibility("default")))
+
+struct dad::CUstream_st {
+  bool held = false;
+  std::deque<std::function<bool()>> entries;  // each is asked until it says that it is done
+};
+
+struct dad::CUevent_st {
+  std::shared_ptr<bool> reached = std::make_shared<bool>(true);  // of the last record
+};
+
+namespace {
+
+constexpr CudaError kInvalid = 1;
+constexpr ResultCode kInvalidUsage = 5;
+
+// One call of NCCL, or one of several in a group.
+struct Piece {
+  std::string call;
+  Comm comm;
+  const void* in;
+  void* out;
+  size_t count;
+  int type;
+  int op;
+  int peer;
+  uint64_t number;  // of a collective, within its communicator
+  bool done = false;
+};
+using PiecePtr = std::shared_ptr<Piece>;
+
+// Those with one unique id.
+struct Meeting {
+  int size = 0;
+  std::set<int> joined;
+  std::map<uint64_t, std::map<int, PiecePtr>> collectives;              // number, rank
+  std::map<std::pair<int, int>, std::deque<PiecePtr>> sends, receives;  // from, to
+};
+
+}  // namespace
+
+struct dad::nccl::ncclComm {
+  std::shared_ptr<Meeting> meeting;
+  int rank;
+  int device;
+  uint64_t next_number = 0;
+  int lag = 0;
+  std::function<void()> when_through;  // what a call that is in progress will do
+};
+
+namespace {
+
+struct State {
+  std::mutex mutex;
+  bool driver = true;
+  int devices = 8;
+  int version = 23203;
+  int lag = 0;
+  uint64_t next_id = 1;
+  std::map<int, int> async_errors;
+  std::vector<Record> log;
+  std::set<CudaStream> streams;
+  std::set<CudaEvent> events;
+  std::set<Comm> comms;
+  std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+};
+State& Fake() {
+  static auto* state = new State;
+  return *state;
+}
+
+thread_local int current_device = 0;
+thread_local int group_depth = 0;
+thread_local std::vector<std::pair<CudaStream, PiecePtr>> group_pieces;
+
+void Note(const char* call, const void* stream = nullptr, const void* event = nullptr,
+          size_t count = 0, int type = -1, int peer = -1) {
+  Fake().log.push_back({call, current_device, stream, event, count, type, peer, group_depth > 0});
+}
+
+size_t SizeOfType(int type) {
+  switch (type) {
+    case 0:
+    case 1: return 1;
+    case 6:
+    case 9: return 2;
+    case 2:
+    case 3:
+    case 7: return 4;
+    default: return 8;
+  }
+}
+
+template <typename T>
+void ReduceAs(const std::map<int, PiecePtr>& all, size_t begin, size_t count, int op, void* out) {
+  std::vector<T> result(count);
+  bool first = true;
+  for (const auto& [rank, piece] : all) {
+    const T* in = static_cast<const T*>(piece->in) + begin;
+    for (size_t i = 0; i < count; ++i) {
+      T& to = result[i];
+      if (first) {
+        to = in[i];
+      } else if (op == 0 || op == 4) {
+        to = static_cast<T>(to + in[i]);
+      } else if (op == 1) {
+        to = static_cast<T>(to * in[i]);
+      } else {
+        to = (op == 2) == (in[i] > to) ? in[i] : to;
+      }
+    }
+    first = false;
+  }
+  if (op == 4) {
+    for (T& value : result) value = static_cast<T>(value / static_cast<T>(all.size()));
+  }
+  if (count > 0) std::memcpy(out, result.data(), count * sizeof(T));
+}
+
+// Elements [begin, begin + count) of all inputs.
+void Reduce(const std::map<int, PiecePtr>& all, size_t begin, size_t count, int type, int op,
+            void* out) {
+  switch (type) {
+    case 0: return ReduceAs<int8_t>(all, begin, count, op, out);
+    case 1: return ReduceAs<uint8_t>(all, begin, count, op, out);
+    case 2: return ReduceAs<int32_t>(all, begin, count, op, out);
+    case 4: return ReduceAs<int64_t>(all, begin, count, op, out);
+    case 7: return ReduceAs<float>(all, begin, count, op, out);
+    case 8: return ReduceAs<double>(all, begin, count, op, out);
+    default: std::fprintf(stderr, "fake gpu: no arithmetic for type %d\n", type), std::abort();
+  }
+}
+
+void Execute(const std::map<int, PiecePtr>& all) {
+  const Piece& one = *all.begin()->second;
+  // Of several in place, none may be written before all are read.
+  std::vector<std::vector<char>> results;
+  for (const auto& [rank, piece] : all) {
+    if (piece->call != one.call || piece->count != one.count || piece->type != one.type ||
+        piece->op != one.op || piece->peer != one.peer) {
+      std::fprintf(stderr, "fake gpu: ranks do not call the same collective\n");
+      std::abort();
+    }
+    const size_t bytes = one.count * SizeOfType(one.type);
+    std::vector<char> result(bytes);
+    if (one.call == "ncclBroadcast") {
+      if (bytes > 0) std::memcpy(result.data(), all.at(one.peer)->in, bytes);
+    } else if (one.call == "ncclReduceScatter") {
+      Reduce(all, static_cast<size_t>(rank) * one.count, one.count, one.type, one.op,
+             result.data());
+    } else if (one.call == "ncclAllReduce" || rank == one.peer) {
+      Reduce(all, 0, one.count, one.type, one.op, result.data());
+    } else {
+      result.clear();  // ncclReduce, elsewhere
+    }
+    results.push_back(std::move(result));
+  }
+  size_t at = 0;
+  for (const auto& [rank, piece] : all) {
+    const std::vector<char>& result = results[at++];
+    if (!result.empty()) std::memcpy(piece->out, result.data(), result.size());
+    piece->done = true;
+  }
+}
+
+// The kernel has started: its peers can find it.
+void Arrive(const PiecePtr& piece) {
+  Meeting& meeting = *piece->comm->meeting;
+  const int rank = piece->comm->rank;
+  const bool sends = piece->call == "ncclSend";
+  if (sends || piece->call == "ncclRecv") {
+    const auto way = sends ? std::pair(rank, piece->peer) : std::pair(piece->peer, rank);
+    (sends ? meeting.sends : meeting.receives)[way].push_back(piece);
+    auto& from = meeting.sends[way];
+    auto& to = meeting.receives[way];
+    while (!from.empty() && !to.empty()) {
+      if (from.front()->count != to.front()->count) {
+        std::fprintf(stderr, "fake gpu: %zu bytes sent, %zu expected\n", from.front()->count,
+                     to.front()->count);
+        std::abort();
+      }
+      if (to.front()->count > 0) std::memcpy(to.front()->out, from.front()->in, to.front()->count);
+      from.front()->done = to.front()->done = true;
+      from.pop_front();
+      to.pop_front();
+    }
+    return;
+  }
+  auto& all = meeting.collectives[piece->number];
+  all[rank] = piece;
+  if (static_cast<int>(all.size()) == meeting.size) Execute(all);
+}
+
+void Run() {
+  for (bool moved = true; moved;) {
+    moved = false;
+    for (const CudaStream stream : Fake().streams) {
+      while (!stream->held && !stream->entries.empty() && stream->entries.front()()) {
+        stream->entries.pop_front();
+        moved = true;
+      }
+    }
+  }
+}
+
+void Put(CudaStream stream, std::vector<PiecePtr> pieces) {
+  stream->entries.push_back([pieces = std::move(pieces), arrived = false]() mutable {
+    if (!arrived) {
+      for (const PiecePtr& piece : pieces) {
+        if (!piece->done) Arrive(piece);
+      }
+    }
+    arrived = true;
+    for (const PiecePtr& piece : pieces) {
+      if (!piece->done) return false;
+    }
+    return true;
+  });
+}
+
+// Does it now, or when the communicator has been asked often enough.
+ResultCode Through(Comm comm, std::function<void()> what) {
+  if (comm->lag > 0 || comm->when_through) {
+    std::fprintf(stderr, "fake gpu: a call while the one before is in progress\n");
+    std::abort();
+  }
+  comm->lag = Fake().lag;
+  if (comm->lag == 0) {
+    what();
+    return dad::nccl::kSuccess;
+  }
+  comm->when_through = std::move(what);
+  return dad::nccl::kInProgress;
+}
+
+ResultCode Launch(std::vector<std::pair<CudaStream, PiecePtr>> launched) {
+  if (launched.empty()) return dad::nccl::kSuccess;
+  const CudaStream stream = launched.front().first;
+  const Comm comm = launched.front().second->comm;
+  std::vector<PiecePtr> pieces;
+  for (auto& [each, piece] : launched) {
+    if (each != stream || piece->comm != comm) std::abort();  // dad does not mix them
+    pieces.push_back(std::move(piece));
+  }
+  return Through(comm, [stream, pieces] {
+    Put(stream, pieces);
+    Run();
+  });
+}
+
+ResultCode Enqueue(const char* call, const void* in, void* out, size_t count, int type, int op,
+                   int peer, Comm comm, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note(call, stream, nullptr, count, type, peer);
+  if (Fake().comms.count(comm) == 0 || Fake().streams.count(stream) == 0) return kInvalidUsage;
+  const std::string name = call;
+  const bool pair = name == "ncclSend" || name == "ncclRecv";
+  auto piece = std::make_shared<Piece>(
+      Piece{name, comm, in, out, count, type, op, peer, pair ? 0 : comm->next_number++});
+  if (group_depth > 0) {
+    group_pieces.emplace_back(stream, std::move(piece));
+    return dad::nccl::kSuccess;
+  }
+  return Launch({{stream, std::move(piece)}});
+}
+
+// Kernels of a communicator that is gone end by themselves.
+void EndPieces(Comm comm) {
+  Meeting& meeting = *comm->meeting;
+  for (auto& [number, all] : meeting.collectives) {
+    if (const auto found = all.find(comm->rank); found != all.end()) found->second->done = true;
+  }
+  for (auto* queues : {&meeting.sends, &meeting.receives}) {
+    for (auto& [way, queue] : *queues) {
+      for (const PiecePtr& piece : queue) piece->done = piece->done || piece->comm == comm;
+      std::erase_if(queue, [&](const PiecePtr& piece) { return piece->comm == comm; });
+    }
+  }
+}
+
+}  // namespace
+
+namespace dad::fake_gpu {
+
+__attribute__((visibility("default"))) void Reset() {
+  State& fake = Fake();
+  const std::lock_guard<std::mutex> lock(fake.mutex);
+  fake.driver = true;
+  fake.devices = 8;
+  fake.version = 23203;
+  fake.lag = 0;
+  fake.async_errors.clear();
+  fake.log.clear();
+  fake.meetings.clear();
+}
+__attribute__((visibility("default"))) std::vector<Record> Log(int device) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  std::vector<Record> log = Fake().log;
+  std::erase_if(log, [&](const Record& record) { return record.device != device; });
+  return log;
+}
+__attribute__((visibility("default"))) int Count(const std::string& call) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  int count = 0;
+  for (const Record& record : Fake().log) count += record.call == call;
+  return count;
+}
+#define SIZE_OF(name, member)                             \
+  __attribute__((visibility("default"))) int name() {     \
+    const std::lock_guard<std::mutex> lock(Fake().mutex); \
+    return static_cast<int>(Fake().member.size());        \
+  }
+SIZE_OF(LiveStreams, streams)
+SIZE_OF(LiveEvents, events)
+SIZE_OF(LiveComms, comms)
+#undef SIZE_OF
+#define SET(name, type, member)                                  \
+  __attribute__((visibility("default"))) void name(type value) { \
+    const std::lock_guard<std::mutex> lock(Fake().mutex);        \
+    Fake().member = value;                                       \
+  }
+SET(SetDriver, bool, driver)
+SET(SetDeviceCount, int, devices)
+SET(SetNcclVersion, int, version)
+SET(SetLag, int, lag)
+#undef SET
+__attribute__((visibility("default"))) void SetAsyncError(int device, int code) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Fake().async_errors[device] = code;
+}
+__attribute__((visibility("default"))) void Hold(const void* stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  static_cast<CudaStream>(const_cast<void*>(stream))->held = true;
+}
+__attribute__((visibility("default"))) void Release(const void* stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  static_cast<CudaStream>(const_cast<void*>(stream))->held = false;
+  Run();
+}
+__attribute__((visibility("default"))) bool Reached(const void* event) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  return *static_cast<CudaEvent>(const_cast<void*>(event))->reached;
+}
+
+}  // namespace dad::fake_gpu
+
+// ---- The CUDA runtime.
+
+FAKE const char* cudaGetErrorString(CudaError error) {
+  return error == kCudaNotReady ? "not ready" : error == kCudaSuccess ? "no error" : "fake error";
+}
+FAKE CudaError cudaGetLastError() { return kCudaSuccess; }
+FAKE CudaError cudaDriverGetVersion(int* version) {
+  *version = Fake().driver ? 13000 : 0;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaRuntimeGetVersion(int* version) {
+  *version = 13000;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaGetDeviceCount(int* count) {
+  *count = Fake().devices;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaGetDevice(int* device) {
+  *device = current_device;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaSetDevice(int device) {
+  current_device = device;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaStreamCreateWithPriority(CudaStream* stream, unsigned flags, int priority) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  *stream = new dad::CUstream_st;
+  Fake().streams.insert(*stream);
+  // flags and priority, where other calls have a type and a peer
+  Note("cudaStreamCreateWithPriority", *stream, nullptr, 0, static_cast<int>(flags), priority);
+  return kCudaSuccess;
+}
+FAKE CudaError cudaStreamDestroy(CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaStreamDestroy", stream);
+  if (Fake().streams.erase(stream) == 0) return kInvalid;
+  delete stream;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaEventCreateWithFlags(CudaEvent* event, unsigned flags) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  *event = new dad::CUevent_st;
+  Fake().events.insert(*event);
+  Note("cudaEventCreateWithFlags", nullptr, *event, 0, static_cast<int>(flags));
+  return kCudaSuccess;
+}
+FAKE CudaError cudaEventDestroy(CudaEvent event) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaEventDestroy", nullptr, event);
+  if (Fake().events.erase(event) == 0) return kInvalid;
+  delete event;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaEventRecord(CudaEvent event, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaEventRecord", stream, event);
+  if (Fake().events.count(event) == 0 || Fake().streams.count(stream) == 0) return kInvalid;
+  event->reached = std::make_shared<bool>(false);
+  stream->entries.push_back([reached = event->reached] { return *reached = true; });
+  Run();
+  return kCudaSuccess;
+}
+FAKE CudaError cudaEventQuery(CudaEvent event) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  if (Fake().events.count(event) == 0) return kInvalid;
+  return *event->reached ? kCudaSuccess : kCudaNotReady;
+}
+FAKE CudaError cudaStreamWaitEvent(CudaStream stream, CudaEvent event, unsigned) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaStreamWaitEvent", stream, event);
+  if (Fake().events.count(event) == 0 || Fake().streams.count(stream) == 0) return kInvalid;
+  stream->entries.push_back([reached = event->reached] { return *reached; });
+  Run();
+  return kCudaSuccess;
+}
+FAKE CudaError cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaMemcpyAsync", stream, nullptr, bytes);
+  stream->entries.push_back([=] {
+    std::memcpy(to, from, bytes);
+    return true;
+  });
+  Run();
+  return kCudaSuccess;
+}
+
+// ---- NCCL.
+
+FAKE ResultCode ncclGetVersion(int* version) {
+  *version = Fake().version;
+  return dad::nccl::kSuccess;
+}
+FAKE const char* ncclGetErrorString(ResultCode code) {
+  return code == 6 ? "remote process exited or there was a network error" : "fake error";
+}
+FAKE ResultCode ncclGetUniqueId(UniqueId* id) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclGetUniqueId");
+  *id = {};
+  const uint64_t number = Fake().next_id++;
+  std::memcpy(id->internal, &number, sizeof number);
+  return dad::nccl::kSuccess;
+}
+FAKE ResultCode ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int rank,
+                                       Config* config) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclCommInitRankConfig", nullptr, nullptr, static_cast<size_t>(size), config->blocking,
+       rank);
+  if (config->magic != 0xcafebeef || config->size != 24 || config->version != 21400) {
+    return kInvalidUsage;
+  }
+  uint64_t number = 0;
+  std::memcpy(&number, id.internal, sizeof number);
+  auto& meeting = Fake().meetings[number];
+  if (meeting == nullptr) meeting = std::make_shared<Meeting>();
+  meeting->size = size;
+  *comm = new dad::nccl::ncclComm{meeting, rank, current_device, 0, 0, nullptr};
+  Fake().comms.insert(*comm);
+  return Through(*comm, [meeting, rank] { meeting->joined.insert(rank); }) == dad::nccl::kSuccess &&
+                 static_cast<int>(meeting->joined.size()) == size
+             ? dad::nccl::kSuccess
+             : dad::nccl::kInProgress;
+}
+FAKE ResultCode ncclCommGetAsyncError(Comm comm, ResultCode* state) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  if (Fake().comms.count(comm) == 0) return kInvalidUsage;
+  if (const auto error = Fake().async_errors.find(comm->device);
+      error != Fake().async_errors.end()) {
+    *state = error->second;
+    return dad::nccl::kSuccess;
+  }
+  if (comm->lag > 0) --comm->lag;
+  if (comm->lag == 0 && comm->when_through) std::exchange(comm->when_through, nullptr)();
+  const bool all = static_cast<int>(comm->meeting->joined.size()) == comm->meeting->size;
+  *state = comm->lag > 0 || !all ? dad::nccl::kInProgress : dad::nccl::kSuccess;
+  return dad::nccl::kSuccess;
+}
+FAKE ResultCode ncclCommFinalize(Comm comm) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclCommFinalize");
+  if (Fake().comms.count(comm) == 0) return kInvalidUsage;
+  return Through(comm, [] {});
+}
+FAKE ResultCode ncclCommDestroy(Comm comm) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclCommDestroy");
+  if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  delete comm;
+  return dad::nccl::kSuccess;
+}
+FAKE ResultCode ncclCommAbort(Comm comm) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclCommAbort");
+  if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  EndPieces(comm);
+  Run();
+  delete comm;
+  return dad::nccl::kSuccess;
+}
+FAKE ResultCode ncclGroupStart() {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclGroupStart");
+  ++group_depth;
+  return dad::nccl::kSuccess;
+}
+FAKE ResultCode ncclGroupEnd() {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  if (--group_depth > 0) return dad::nccl::kSuccess;
+  Note("ncclGroupEnd");
+  return Launch(std::exchange(group_pieces, {}));
+}
+FAKE ResultCode ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm comm,
+                              CudaStream stream) {
+  return Enqueue("ncclAllReduce", in, out, count, type, op, -1, comm, stream);
+}
+FAKE ResultCode ncclBroadcast(const void* in, void* out, size_t count, int type, int root,
+                              Comm comm, CudaStream stream) {
+  return Enqueue("ncclBroadcast", in, out, count, type, -1, root, comm, stream);
+}
+FAKE ResultCode ncclReduce(const void* in, void* out, size_t count, int type, int op, int root,
+                           Comm comm, CudaStream stream) {
+  return Enqueue("ncclReduce", in, out, count, type, op, root, comm, stream);
+}
+FAKE ResultCode ncclReduceScatter(const void* in, void* out, size_t count, int type, int op,
+                                  Comm comm, CudaStream stream) {
+  return Enqueue("ncclReduceScatter", in, out, count, type, op, -1, comm, stream);
+}
+FAKE ResultCode ncclSend(const void* in, size_t count, int type, int peer, Comm comm,
+                         CudaStream stream) {
+  return Enqueue("ncclSend", in, nullptr, count, type, -1, peer, comm, stream);
+}
+FAKE ResultCode ncclRecv(void* out, size_t count, int type, int peer, Comm comm,
+                         CudaStream stream) {
+  return Enqueue("ncclRecv", nullptr, out, count, type, -1, peer, comm, stream);
+}
