@@ -26,3 +26,25 @@ if(CUDA_INCLUDE_DIR AND NCCL_INCLUDE_DIR)
 else()
   message(STATUS "dad: no headers of CUDA and NCCL here; the NCCL plug-in is built without checking its declarations against them")
 endif()
+
+# libdad_cuda.so: the kernels of dad_core/codec/cuda, with their C face; linked to nothing of dad.
+# nvcc is called by hand: enable_language(CUDA) would make it a condition of the whole build.
+if(NVCC AND DAD_CUDA AND NOT DAD_SANITIZE)
+  file(GLOB cuda_files CONFIGURE_DEPENDS
+    ${PROJECT_SOURCE_DIR}/dad_core/codec/cuda/*.h ${PROJECT_SOURCE_DIR}/dad_core/codec/cuda/*.cu)
+  set(DAD_CUDA_LIBRARY ${DAD_LIB_DIR}/libdad_cuda.so)
+  # No contraction: the bits of the CPU. The newest architecture also as PTX, for GPUs to come.
+  add_custom_command(OUTPUT ${DAD_CUDA_LIBRARY}
+    COMMAND ${CMAKE_COMMAND} -E make_directory ${DAD_LIB_DIR}
+    COMMAND ${NVCC} -std=c++17 -O3 --fmad=false -shared -cudart static
+      -gencode arch=compute_80,code=sm_80 -gencode arch=compute_90,code=sm_90
+      -gencode arch=compute_90,code=compute_90
+      -Xcompiler=-fPIC,-fvisibility=hidden,-Wall,-ffp-contract=off
+      -I${PROJECT_SOURCE_DIR}/dad_core -o ${DAD_CUDA_LIBRARY}
+      ${PROJECT_SOURCE_DIR}/dad_core/codec/cuda/launch.cu
+    DEPENDS ${cuda_files} COMMENT "Building CUDA library libdad_cuda.so" VERBATIM)
+  add_custom_target(dad_cuda ALL DEPENDS ${DAD_CUDA_LIBRARY})
+  message(STATUS "dad: CUDA kernels are compiled with ${NVCC}")
+elseif(NOT NVCC)
+  message(STATUS "dad: no nvcc here; the CUDA kernels are left out (their logic is tested on the host)")
+endif()
