@@ -70,6 +70,8 @@ def check_average_product_bool_and_scales():
         assert run(tf.fill([4], 7)).numpy().tolist() == [7] * 4
     for run in modes(lambda x: hvd().allreduce(x, op=hvd().Product)):
         assert run(tf.fill([3], float(hvd().rank() + 1))).numpy().tolist() == [6.0] * 3
+    for run in modes(lambda x: hvd().allreduce(x, op=hvd().Adasum)):
+        np.testing.assert_allclose(run(tf.fill([3], 2.0)), [2.0] * 3, rtol=1e-6)
     flags = tf.constant([hvd().rank() == 0, True, False])
     assert hvd().allreduce(flags, op=hvd().Max).numpy().tolist() == [True, True, False]
     assert hvd().allreduce(flags, op=hvd().Min).numpy().tolist() == [False, True, False]
