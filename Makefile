@@ -13,8 +13,9 @@ setup:  ## system packages, .venv, the build, dad in .venv; a second run takes s
 build:  ## only the C++ build, incremental
 	@scripts/setup.sh build
 
-demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto
+demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto; two train with Keras
 	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
+	@$(VENV)/bin/dadrun -np 2 $(VENV)/bin/python examples/keras_fit.py --epochs 1
 
 test: setup  ## all tests, C++ and Python
 	build/tests/cpp/dad_tests --gtest_brief=1
