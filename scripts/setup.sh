@@ -1,9 +1,10 @@
 #!/bin/bash
-# Brings everything that dad needs: scripts/setup.sh [packages] [venv] [build] [install]
-# With no argument, these four in turn. A step that has nothing to do takes no time.
+# Brings everything that dad needs: scripts/setup.sh [packages] [venv] [headers] [build] [install]
+# With no argument, these five in turn. A step that has nothing to do takes no time.
 #
 #   packages   Debian packages of scripts/packages.txt, if root or sudo; else names them
 #   venv       .venv with the Python packages of requirements-dev.txt
+#   headers    NCCL's headers into build/gpu, where nvcc is: the build compares declarations with them
 #   build      C++: build/, libraries into python/dad/_lib
 #   install    dad into .venv, editable: changes in python/ count at once
 #   fuzzer     Debian packages of `make fuzz`
@@ -100,6 +101,36 @@ venv() {
   stamp .venv/requirements.stamp requirements-dev.txt
 }
 
+NCCL_WHEEL=nvidia-nccl-cu13==2.32.3
+headers() { # the package is 300 MB of library, which is not kept; without it the build goes on
+  if ! command -v nvcc >/dev/null; then return; fi
+  if [ -f build/gpu/include/nccl.h ] || [ -f /usr/include/nccl.h ]; then
+    say "headers: NCCL's are there"
+    return
+  fi
+  local folder
+  folder=$(mktemp -d)
+  if timeout 180 .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --timeout 10 \
+    --retries 1 -d "$folder" "$NCCL_WHEEL" 2>/dev/null && unpack_headers "$folder"; then
+    say "headers: NCCL's, from $NCCL_WHEEL"
+  else
+    say "headers: $NCCL_WHEEL cannot be had; declarations of NCCL are not checked"
+  fi
+  rm -rf "$folder"
+}
+unpack_headers() {
+  .venv/bin/python - "$1" <<'END'
+import pathlib, sys, zipfile
+for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
+    with zipfile.ZipFile(wheel) as archive:
+        target = pathlib.Path("build/gpu/include/nccl.h")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(archive.read("nvidia/nccl/include/nccl.h"))
+        sys.exit(0)
+sys.exit(1)
+END
+}
+
 build() {
   say "build: C++ in build/, libraries into python/dad/_lib"
   mkdir -p build
@@ -122,10 +153,10 @@ install() {
   stamp .venv/install.stamp setup.py pyproject.toml python/dad/_version.py
 }
 
-for step in "${@:-packages venv build install}"; do
+for step in "${@:-packages venv headers build install}"; do
   for name in $step; do
     case $name in
-      packages | venv | build | install | fuzzer) "$name" ;;
+      packages | venv | headers | build | install | fuzzer) "$name" ;;
       *) die "no such step: $name" ;;
     esac
   done

@@ -38,6 +38,10 @@ def _run(args: argparse.Namespace) -> int:
     if args.config_file:
         read_config_file(args)
     _refuse_unavailable(args)
+    if args.doctor and args.gpu:
+        from dad.runner.doctor_gpu import examine_gpu
+
+        return examine_gpu()
     if args.doctor:
         from dad.runner.doctor import examine
 
