@@ -77,6 +77,7 @@ class CMakeBuild(build_ext):
         print(f"  torch        {info['torch'] or 'no'}")
         print(f"  tensorflow   {info['tensorflow'] or 'no'}")
         print(f"  transports   {', '.join(info['plugins']) or 'none: one process only'}")
+        print(f"  CUDA kernels {info['cuda'] or 'no: nvcc is not here'}")
 
     # CMake knows what it made and puts it in place.
     def get_outputs(self):

@@ -25,12 +25,14 @@ endfunction()
 json_list(plugins ${DAD_PLUGINS})
 json_string(torch "${DAD_TORCH_VERSION}")
 json_string(tensorflow "${DAD_TENSORFLOW_VERSION}")
+json_string(cuda "${DAD_CUDA_VERSION}")
 
 file(WRITE ${CMAKE_BINARY_DIR}/build_info.json "{
   \"dad\": \"${DAD_VERSION}\",
   \"torch\": ${torch},
   \"tensorflow\": ${tensorflow},
   \"plugins\": ${plugins},
+  \"cuda\": ${cuda},
   \"compiler\": \"${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}\",
   \"build_type\": \"${CMAKE_BUILD_TYPE}\",
   \"sanitize\": \"${DAD_SANITIZE}\"

@@ -6,6 +6,7 @@
 #   CUDA_INCLUDE_DIR  the folder with cuda_runtime_api.h
 #   NCCL_INCLUDE_DIR  the folder with nccl.h; from the package nvidia-nccl-cu13, libnccl-dev, or
 #                     build/gpu, where scripts/setup.sh puts it
+set(DAD_CUDA_VERSION "")  # of the nvcc that compiles the kernels
 option(DAD_CUDA "Compile the CUDA kernels where nvcc is found" ON)
 
 find_program(NVCC nvcc HINTS /usr/local/cuda/bin)
@@ -44,6 +45,8 @@ if(NVCC AND DAD_CUDA AND NOT DAD_SANITIZE)
       ${PROJECT_SOURCE_DIR}/dad_core/codec/cuda/launch.cu
     DEPENDS ${cuda_files} COMMENT "Building CUDA library libdad_cuda.so" VERBATIM)
   add_custom_target(dad_cuda ALL DEPENDS ${DAD_CUDA_LIBRARY})
+  execute_process(COMMAND ${NVCC} --version OUTPUT_VARIABLE DAD_CUDA_VERSION ERROR_QUIET)
+  string(REGEX REPLACE ".*release ([0-9.]+).*" "\\1" DAD_CUDA_VERSION "${DAD_CUDA_VERSION}")
   message(STATUS "dad: CUDA kernels are compiled with ${NVCC}")
 elseif(NOT NVCC)
   message(STATUS "dad: no nvcc here; the CUDA kernels are left out (their logic is tested on the host)")
