@@ -45,7 +45,7 @@ def marked_processes(mark):
     return found
 
 
-def wait_until(condition, seconds=10.0):
+def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited too long"
@@ -212,7 +212,7 @@ def test_signal_to_the_launcher_leaves_nothing_behind(number, code):
     job = start_dadrun("-np", "2", *sleeper(mark))
     wait_until(lambda: len(marked_processes(mark)) >= 5)  # two ranks with a child each, and the launcher
     job.send_signal(number)
-    assert job.wait(10) == code
+    assert job.wait(60) == code
     assert marked_processes(mark) == []
 
 
@@ -231,7 +231,7 @@ def test_second_ctrl_c_kills_at_once():
     time.sleep(0.5)
     start = time.monotonic()
     job.send_signal(signal.SIGINT)
-    assert job.wait(10) == 130
+    assert job.wait(60) == 130
     assert time.monotonic() - start < 2
     assert marked_processes(mark) == []
 
@@ -251,8 +251,8 @@ def test_reader_that_goes_away_ends_the_job():
     job = start_dadrun("-np", "2", sys.executable, "-c", script, mark)
     job.stdout.readline()
     job.stdout.close()
-    assert job.wait(15) == 141
-    assert marked_processes(mark) == []
+    assert job.wait(60) == 141
+    wait_until(lambda: marked_processes(mark) == [])
 
 
 def test_child_ends_its_rank_after_silence():
@@ -260,7 +260,7 @@ def test_child_ends_its_rank_after_silence():
     child = subprocess.Popen([sys.executable, "-I", "-S", str(CHILD)], stdin=subprocess.PIPE)
     child.stdin.write(b"%d\n" % len(spec) + spec)
     child.stdin.flush()
-    assert child.wait(10) == 143
+    assert child.wait(60) == 143
     child.stdin.close()
 
 

@@ -149,7 +149,7 @@ def test_end_of_the_launcher_ends_remote_ranks(ssh_environment, number):
     for _ in range(2):
         assert b"up" in job.stdout.readline()
     job.send_signal(number)
-    job.wait(15)
+    job.wait(60)
     wait_until(lambda: not marked_processes(mark))
 
 
