@@ -223,7 +223,7 @@ TEST_F(NcclTest, ALostPeerBreaksTheGroupsItIsInAndNoOther) {
     EXPECT_EQ(other.values[0], 2);
     survivors.arrive_and_wait();
   });
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kLong);
 }
 
 TEST_F(NcclTest, AMemberThatNeverComesIsATimeout) {
