@@ -40,7 +40,7 @@ class Spares {
   }
 
  private:
-  static constexpr size_t kMostBytes = 64 << 20;
+  static constexpr size_t kMostBytes = 256 << 20;
   std::deque<AlignedBuffer> spares_;
   size_t held_ = 0;
 };

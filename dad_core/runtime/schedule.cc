@@ -9,8 +9,10 @@
 namespace dad {
 namespace {
 
-// A batch of tensors that go by a method holds gradients of this many times the fusion size.
+// A batch of tensors that go by a method holds gradients of this many times the fusion size: by
+// factors, whose messages are so small that headers count, and by sparse methods.
 constexpr int64_t kDensePerBatch = 4;
+constexpr int64_t kSparseDensePerBatch = 1;
 
 }  // namespace
 
@@ -57,7 +59,9 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
       // Also by the work that it makes: what a whole model sends by such a method may fit into one
       // batch, which would then begin only when backward has ended.
       const auto dense = static_cast<int64_t>(SizeOf(spec.dtype)) * NumElements(spec.shape);
-      item.elements = std::max(ExpectedBytes(spec), dense / kDensePerBatch);
+      const bool sparse = meta.method.starts_with("sparse;");
+      const int64_t per_batch = sparse ? kSparseDensePerBatch : kDensePerBatch;
+      item.elements = std::max(ExpectedBytes(spec), dense / per_batch);
       item.element_bytes = 1;
     }
     items.push_back(item);
