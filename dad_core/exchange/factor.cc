@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exchange/activation.h"
+#include "exchange/by_method.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "linalg/products.h"
@@ -589,15 +590,9 @@ class FactorExchange final : public Exchange {
 };
 
 Status CheckChain(const TensorSpec& spec, const std::vector<LayerShape>& layers) {
-  auto wrong = [&](const std::string& what) {
-    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
-                                   "\": " + what);
-  };
+  auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   if (layers.empty()) return wrong("no layer");
-  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return wrong(std::string("factors can be summed and averaged, op is ") + Name(spec.op));
-  }
+  DAD_RETURN_IF_ERROR(CheckSummable(spec, "factors"));
   for (size_t l = 0; l + 1 < layers.size(); ++l) {
     if (layers[l].out != layers[l + 1].in) return wrong("the layers do not form a chain");
     if (layers[l + 1].pass && !DerivativeIsOneBit(layers[l].activation)) {
@@ -623,12 +618,7 @@ Result<std::unique_ptr<Exchange>> MakeFactorExchange(const TensorSpec& spec,
                                                      const ExchangeEnv& env) {
   DAD_RETURN_IF_ERROR(CheckChain(spec, method.layers()));
   const bool bf16 = method.Text("wire", "fp32") == "bf16";
-  if (spec.dtype == DType::kFloat64) {
-    return std::unique_ptr<Exchange>(
-        std::make_unique<FactorExchange<double>>(spec, method.layers(), bf16, env));
-  }
-  return std::unique_ptr<Exchange>(
-      std::make_unique<FactorExchange<float>>(spec, method.layers(), bf16, env));
+  return MakeForType<FactorExchange>(spec, method.layers(), bf16, env);
 }
 
 }  // namespace dad

@@ -7,17 +7,13 @@
 #include <vector>
 
 #include "codec/int_quantise.h"
+#include "exchange/by_method.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/state_store.h"
 
 namespace dad {
 namespace {
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
 
 template <typename T>
 class Int8State final : public ExchangeState {
@@ -150,14 +146,9 @@ class Int8Exchange final : public Exchange {
 
   Status FindState() {
     auto make = [] { return std::make_shared<Int8State<T>>(); };
-    if (env_.states == nullptr) {
-      state_ = make();
-    } else {
-      auto found = env_.states->template Get<Int8State<T>>(
-          {env_.process_set, spec_.stream, spec_.name}, make);
-      if (!found.ok()) return found.status();
-      state_ = std::move(found).value();
-    }
+    auto found = StateOf<Int8State<T>>(spec_, env_, make);
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
     const auto count = static_cast<size_t>(count_);
     const auto piece = static_cast<size_t>(PieceSize(group_.rank));
     if (state_->residual.empty()) state_->residual.assign(count, T(0));
@@ -285,25 +276,14 @@ class Int8Exchange final : public Exchange {
 
 Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const MethodText& method,
                                                    const ExchangeEnv& env) {
-  auto wrong = [&](const std::string& what) {
-    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
-                                   "\": " + what);
-  };
-  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return wrong(std::string("int8 can be summed and averaged, op is ") + Name(spec.op));
-  }
+  auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
+  DAD_RETURN_IF_ERROR(CheckSummable(spec, "int8"));
   const auto bucket = method.Integer("bucket", 512);
   const auto feedback = method.Integer("feedback", 1);
   DAD_RETURN_IF_ERROR(bucket.status());
   DAD_RETURN_IF_ERROR(feedback.status());
   if (bucket.value() < 1) return wrong("bucket must be 1 or more");
-  if (spec.dtype == DType::kFloat64) {
-    return std::unique_ptr<Exchange>(
-        std::make_unique<Int8Exchange<double>>(spec, bucket.value(), feedback.value() != 0, env));
-  }
-  return std::unique_ptr<Exchange>(
-      std::make_unique<Int8Exchange<float>>(spec, bucket.value(), feedback.value() != 0, env));
+  return MakeForType<Int8Exchange>(spec, bucket.value(), feedback.value() != 0, env);
 }
 
 }  // namespace dad

@@ -7,6 +7,7 @@
 #include <limits>
 #include <vector>
 
+#include "exchange/by_method.h"
 #include "exchange/low_rank_state.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
@@ -33,11 +34,6 @@ struct Settings {
 // Bits of a share's first byte.
 constexpr uint8_t kNotFiniteFlag = 1;
 constexpr uint8_t kReplanFlag = 2;
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
 
 // Largest magnitude; infinity if one is not finite.
 template <typename T>
@@ -240,12 +236,7 @@ class LowRankExchange final : public Exchange {
     auto make = [&] {
       return std::make_shared<LowRankState<T>>(settings_, spec_.name, env_.cpu_level);
     };
-    if (env_.states == nullptr) {
-      state_ = make();
-      return Status::Ok();
-    }
-    auto found = env_.states->template Get<LowRankState<T>>(
-        {env_.process_set, spec_.stream, spec_.name}, make);
+    auto found = StateOf<LowRankState<T>>(spec_, env_, make);
     if (!found.ok()) return found.status();
     state_ = std::move(found).value();
     if (state_->rank.m() == m() && state_->rank.columns() == columns()) return Status::Ok();
@@ -531,16 +522,10 @@ class LowRankExchange final : public Exchange {
 };
 
 Result<Settings> ParseSettings(const TensorSpec& spec, const MethodText& method) {
-  auto wrong = [&](const std::string& what) {
-    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
-                                   "\": " + what);
-  };
+  auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   Settings settings;
   if (method.layers().size() != 1) return wrong("expected one layer");
-  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return wrong(std::string("low rank can be summed and averaged, op is ") + Name(spec.op));
-  }
+  DAD_RETURN_IF_ERROR(CheckSummable(spec, "low rank"));
   settings.layer = method.layers()[0];
   const auto rank = method.Integer("rank", 4);
   const auto tol = method.Real("tol", 0.0);
@@ -601,12 +586,7 @@ Result<std::unique_ptr<Exchange>> MakeLowRankExchange(const TensorSpec& spec,
                                                       const ExchangeEnv& env) {
   const Result<Settings> settings = ParseSettings(spec, method);
   if (!settings.ok()) return settings.status();
-  if (spec.dtype == DType::kFloat64) {
-    return std::unique_ptr<Exchange>(
-        std::make_unique<LowRankExchange<double>>(spec, settings.value(), env));
-  }
-  return std::unique_ptr<Exchange>(
-      std::make_unique<LowRankExchange<float>>(spec, settings.value(), env));
+  return MakeForType<LowRankExchange>(spec, settings.value(), env);
 }
 
 }  // namespace dad

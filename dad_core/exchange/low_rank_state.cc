@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string>
 
+#include "exchange/by_method.h"
 #include "linalg/products.h"
 
 namespace dad {
@@ -13,11 +14,6 @@ namespace {
 constexpr int kColdIterations = 3;
 // Feedback::kRows keeps this many rows for each direction that is sent.
 constexpr int kRowsPerDirection = 4;
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
 
 template <typename T>
 StateTensor Copy(std::string name, Shape shape, const T* data) {

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "codec/qsgd.h"
+#include "exchange/by_method.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/state_store.h"
@@ -120,11 +121,7 @@ class QsgdExchange final : public Exchange {
 
   Status FindState() {
     auto make = [] { return std::make_shared<QsgdState>(); };
-    if (env_.states == nullptr) {
-      state_ = make();
-      return Status::Ok();
-    }
-    auto found = env_.states->Get<QsgdState>({env_.process_set, spec_.stream, spec_.name}, make);
+    auto found = StateOf<QsgdState>(spec_, env_, make);
     if (!found.ok()) return found.status();
     state_ = std::move(found).value();
     return Status::Ok();
@@ -147,14 +144,8 @@ class QsgdExchange final : public Exchange {
 
 Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const MethodText& method,
                                                    const ExchangeEnv& env) {
-  auto wrong = [&](const std::string& what) {
-    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
-                                   "\": " + what);
-  };
-  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return wrong(std::string("qsgd can be summed and averaged, op is ") + Name(spec.op));
-  }
+  auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
+  DAD_RETURN_IF_ERROR(CheckSummable(spec, "qsgd"));
   const auto bits = method.Integer("bits", 4);
   const auto seed = method.Integer("seed", 0);
   DAD_RETURN_IF_ERROR(bits.status());
@@ -162,11 +153,7 @@ Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const
   if (bits.value() < 1 || bits.value() > 8) return wrong("bits must be 1 to 8");
   const auto number = static_cast<int>(bits.value());
   const auto key = static_cast<uint64_t>(seed.value());
-  if (spec.dtype == DType::kFloat64) {
-    return std::unique_ptr<Exchange>(
-        std::make_unique<QsgdExchange<double>>(spec, number, key, env));
-  }
-  return std::unique_ptr<Exchange>(std::make_unique<QsgdExchange<float>>(spec, number, key, env));
+  return MakeForType<QsgdExchange>(spec, number, key, env);
 }
 
 int64_t QsgdShareBytes(int64_t count, int bits) {

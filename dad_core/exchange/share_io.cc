@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "codec/zero_mask.h"
+#include "exchange/by_method.h"
 #include "util/half.h"
 
 namespace dad {
@@ -36,11 +37,6 @@ void Widen(DType dtype, const void* from, int64_t count, T* out) {
       return;
     }
   }
-}
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
 }
 
 }  // namespace

@@ -13,6 +13,7 @@
 #include "codec/strom.h"
 #include "codec/topk.h"
 #include "codec/vgc.h"
+#include "exchange/by_method.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/sparse_settings.h"
@@ -36,11 +37,6 @@ constexpr int64_t kLargeCount = 1 << 20;
 constexpr int64_t kTaskCount = 1 << 16;
 // Below this a share is as small as messages get, whatever dense would have.
 constexpr int64_t kSmallShare = 64;
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
 
 template <typename T>
 class SparseExchange final : public Exchange {
@@ -124,16 +120,9 @@ class SparseExchange final : public Exchange {
 
   Status FindState() {
     auto make = [&] { return std::make_shared<SparseState<T>>(settings_); };
-    if (env_.states == nullptr) {
-      state_ = make();
-    } else {
-      auto found = env_.states->template Get<SparseState<T>>(
-          {env_.process_set, spec_.stream, spec_.name}, make);
-      if (!found.ok()) {
-        return Status::InvalidArgument("\"" + spec_.name + "\": " + found.status().message());
-      }
-      state_ = std::move(found).value();
-    }
+    auto found = StateOf<SparseState<T>>(spec_, env_, make);
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
     const SparseSettings& had = state_->settings();
     if (had.count() != settings_.count() || had.has_variance() != settings_.has_variance() ||
         had.keeps_residual() != settings_.keeps_residual()) {
@@ -560,23 +549,10 @@ class SparseExchange final : public Exchange {
 Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
                                                      const MethodText& method,
                                                      const ExchangeEnv& env) {
-  auto wrong = [&](const std::string& what) {
-    return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method +
-                                   "\": " + what);
-  };
-  if (!IsFloating(spec.dtype)) return wrong("the type is not floating");
-  if (spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return wrong(std::string("sparse gradients can be summed and averaged, op is ") +
-                 Name(spec.op));
-  }
+  DAD_RETURN_IF_ERROR(CheckSummable(spec, "sparse gradients"));
   const Result<SparseSettings> settings = ParseSparseSettings(method);
-  if (!settings.ok()) return wrong(settings.status().message());
-  if (spec.dtype == DType::kFloat64) {
-    return std::unique_ptr<Exchange>(
-        std::make_unique<SparseExchange<double>>(spec, settings.value(), env));
-  }
-  return std::unique_ptr<Exchange>(
-      std::make_unique<SparseExchange<float>>(spec, settings.value(), env));
+  if (!settings.ok()) return WrongMethod(spec, settings.status().message());
+  return MakeForType<SparseExchange>(spec, settings.value(), env);
 }
 
 int64_t SparseShareBytes(const TensorSpec& spec, const MethodText& method) {

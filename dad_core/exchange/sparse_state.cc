@@ -10,14 +10,10 @@
 
 #include "codec/strom.h"
 #include "codec/vgc.h"
+#include "exchange/by_method.h"
 
 namespace dad {
 namespace {
-
-template <typename T>
-constexpr DType DTypeOf() {
-  return sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32;
-}
 
 // Buffers of steps that are over, for the next ones: getting fresh pages from the system takes as
 // long as the work itself. Of the worker thread, and bounded, since each is as large as a tensor.
