@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import keras
 
 from dad._keras.settings import Settings
+from dad.arguments import gradient_groups
 from dad.basics import Average, Sum
 from dad.keras import patches
 from dad.keras.framework import framework
@@ -105,13 +105,7 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups:
-        warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
-        groups = num_groups if groups is None else groups
-    if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
-        raise ValueError("groups should be a non-negative integer or a list of list of variables.")
+    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups, "variables")
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     settings = Settings(

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import collections
 import os
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from dad.arguments import set_id
 from dad.basics import Adasum, Average, Max
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.compression import compressor, resolve
 from dad.tensorflow.graph import is_eager, plain, wire_name
-from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, set_id, size_op
+from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
@@ -36,20 +36,6 @@ def is_elastic() -> bool:
 def is_active(process_set: ProcessSet) -> bool:
     """Whether there is anybody to talk to."""
     return process_set.included() and (process_set.size() > 1 or is_elastic())
-
-
-def check_arguments(
-    op: int, gradient_predivide_factor: float, num_groups: int, groups: Any, stacklevel: int = 3
-) -> Any:
-    """The groups that are meant; ValueError for what Horovod refuses too."""
-    if gradient_predivide_factor != 1.0 and op != Average:
-        raise ValueError("gradient_predivide_factor not supported with op != Average")
-    if num_groups:
-        warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=stacklevel)
-        groups = num_groups if groups is None else groups
-    if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
-        raise ValueError("groups should be a non-negative integer or a list of list of tf.Variable.")
-    return groups
 
 
 def variable_name(variable: Any, number: int) -> str:

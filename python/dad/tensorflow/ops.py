@@ -6,40 +6,18 @@ Average is the gathered gradient and with Sum is `size` times that.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.basics import Adasum, Average, Max, Min, Product, Sum
+from dad.arguments import reduce_op, set_id
+from dad.basics import Adasum, Average, Sum
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import Compression, compressor
 from dad.tensorflow.graph import is_eager, plain, run_any_time, wire_name
-
-_OPS = (Sum, Average, Min, Max, Product, Adasum)
-
-
-def _reduce_op(op: int | None, average: bool | None = None) -> int:
-    if average is not None:
-        if op is not None:
-            raise ValueError(f"op={op} and average={average} are both given: give op only")
-        warnings.warn("average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
-        return Average if average else Sum
-    if op is None:
-        return Average
-    if op not in _OPS:
-        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product")
-    return op
-
-
-def set_id(process_set: ProcessSet) -> int:
-    number = process_set.process_set_id
-    if number is None:
-        raise ValueError(f"{process_set} was not given to init() or add_process_set()")
-    return number
 
 
 def _set_size(number: int) -> int:
@@ -168,7 +146,7 @@ def allreduce(
 ) -> Any:
     """The reduction of a tensor over the ranks: by default their mean. Of tf.IndexedSlices: the slices of
     all ranks."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     scales = (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
         with tf.device(device_sparse):
@@ -230,7 +208,7 @@ def grouped_allreduce(
     name: str | None = None,
 ) -> list[Any]:
     """allreduce of several tensors that are reduced together or not at all."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     results: list[Any] = list(tensors)
     if not results:
         return results
@@ -501,7 +479,7 @@ def _reducescatter(
         scattered = _raw_reducescatter(
             [tensor for tensor, _ in compressed],
             [wire_name("reducescatter", name, ignore_name_scope)],
-            _reduce_op(op),
+            reduce_op(op),
             *scales,
             set_id(process_set),
         )

@@ -6,9 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from dad.arguments import gradient_groups
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
-from dad.tensorflow.gradients import GradientReducer, check_arguments, new_stream
+from dad.tensorflow.gradients import GradientReducer, new_stream
 from dad.tensorflow.v1_optimizer import DistributedV1Optimizer
 
 
@@ -58,7 +59,7 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
         )
-    groups = check_arguments(op, gradient_predivide_factor, num_groups, groups)
+    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     reducer = GradientReducer(

@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from dad.arguments import gradient_groups
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
-from dad.tensorflow.gradients import GradientReducer, check_arguments
+from dad.tensorflow.gradients import GradientReducer
 from dad.tensorflow.graph import plain
 from dad.tensorflow.ops import resource
 
@@ -70,7 +71,7 @@ def DistributedGradientTape(
     groups: a number of groups, or lists of variables, that are reduced together.
     scale_local_gradients: divides the gradients of local sources by the number of ranks.
     """
-    groups = check_arguments(op, gradient_predivide_factor, num_groups, groups)
+    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     reducer = GradientReducer(
         "DistributedGradientTape",
         compression,

@@ -6,6 +6,7 @@ have: send() starts the request, finish() waits for it and puts the result into 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,7 @@ _LOSSY = ("low_rank", "sparse")
 _Part = tuple[torch.Tensor | None, torch.Tensor | None]
 
 
-class Unit:
+class Unit(ABC):
     """What all kinds have."""
 
     def __init__(self, slots: Sequence[Slot], choice: Choice | None = None) -> None:
@@ -78,11 +79,13 @@ class Unit:
                 for slot in self.slots:
                     slot.returned = None  # it is part of what the request keeps
 
+    @abstractmethod
     def _send(self, sync: GradientSync) -> None:
-        raise NotImplementedError
+        """Starts the request, if there is anything to send."""
 
+    @abstractmethod
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
-        raise NotImplementedError
+        """Puts the results into .grad."""
 
     def _note(self, sync: GradientSync, value: int) -> None:
         """What all ranks learned from the request."""

@@ -8,13 +8,13 @@ with an underscore write the result into the tensor they are given.
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from dad.basics import Adasum, Average, Max, Min, Product, Sum
+from dad.arguments import reduce_op, set_id
+from dad.basics import Average, Sum
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import graph_ops  # noqa: F401  registers shapes and gradients
 from dad.torch._load import _torch
@@ -31,28 +31,6 @@ _ALLTOALL = _torch.KINDS["alltoall"]
 _REDUCESCATTER = _torch.KINDS["reducescatter"]
 _BARRIER = _torch.KINDS["barrier"]
 _JOIN = _torch.KINDS["join"]
-
-_OPS = (Sum, Average, Min, Max, Product, Adasum)
-
-
-def _reduce_op(op: int | None, average: bool | None = None) -> int:
-    if average is not None:
-        if op is not None:
-            raise ValueError(f"op={op} and average={average} are both given: give op only")
-        warnings.warn("average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
-        return Average if average else Sum
-    if op is None:
-        return Average
-    if op not in _OPS:
-        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product")
-    return op
-
-
-def _set_id(process_set: ProcessSet) -> int:
-    number = process_set.process_set_id
-    if number is None:
-        raise ValueError(f"{process_set} was not given to init() or add_process_set()")
-    return number
 
 
 def _some(tensors: Tensors) -> list[torch.Tensor]:
@@ -73,7 +51,7 @@ def _reduce_async(
     postscale: float,
     process_set: ProcessSet,
 ) -> int:
-    number = _set_id(process_set)
+    number = set_id(process_set)
     return _torch.submit(kind, tensors, grouped, in_place, name or "", op, -1, prescale, postscale, number)
 
 
@@ -90,7 +68,7 @@ def allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """Starts the reduction of a tensor over the ranks; `tensor` is not modified."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -106,7 +84,7 @@ def allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """allreduce_async in place."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, [tensor], False, True, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -128,7 +106,7 @@ def allreduce(
         [tensor],
         name,
         compression,
-        _reduce_op(op, average),
+        reduce_op(op, average),
         prescale_factor,
         postscale_factor,
         process_set,
@@ -161,7 +139,7 @@ def grouped_allreduce_async(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """allreduce_async of several tensors that are reduced together or not at all."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -177,7 +155,7 @@ def grouped_allreduce_async_(
     process_set: ProcessSet = global_process_set,
 ) -> int:
     """grouped_allreduce_async in place."""
-    op = _reduce_op(op, average)
+    op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, _some(tensors), True, True, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -199,7 +177,7 @@ def grouped_allreduce(
         _some(tensors),
         name,
         compression,
-        _reduce_op(op, average),
+        reduce_op(op, average),
         prescale_factor,
         postscale_factor,
         process_set,
@@ -239,7 +217,7 @@ def _reduce(
         op,
         float(prescale),
         float(postscale),
-        _set_id(process_set),
+        set_id(process_set),
     )
     return [chosen.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
@@ -294,7 +272,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The ranks' tensors one after the other; their first dimensions may differ."""
-    return torch.ops.dad.allgather([tensor], name or "", _set_id(process_set))[0]
+    return torch.ops.dad.allgather([tensor], name or "", set_id(process_set))[0]
 
 
 def grouped_allgather_async(
@@ -306,7 +284,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    return torch.ops.dad.allgather(_some(tensors), name or "", _set_id(process_set))
+    return torch.ops.dad.allgather(_some(tensors), name or "", set_id(process_set))
 
 
 # broadcast
@@ -315,7 +293,7 @@ def grouped_allgather(
 def _broadcast_async(
     tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> int:
-    number = _set_id(process_set)
+    number = set_id(process_set)
     return _torch.submit(_BROADCAST, [tensor], False, in_place, name or "", Sum, root_rank, 1.0, 1.0, number)
 
 
@@ -346,7 +324,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """The root's tensor, on all ranks."""
-    return torch.ops.dad.broadcast(tensor, root_rank, name or "", _set_id(process_set))
+    return torch.ops.dad.broadcast(tensor, root_rank, name or "", set_id(process_set))
 
 
 def broadcast_(
@@ -391,7 +369,7 @@ def alltoall_async(
 ) -> int:
     """Starts sending splits[i] rows to rank i; synchronize() gives the rows received and how many
     came from each rank."""
-    number = _set_id(process_set)
+    number = set_id(process_set)
     rows = _checked_splits(tensor, splits, process_set).tolist()
     return _torch.submit(_ALLTOALL, [tensor], False, False, name or "", Sum, -1, 1.0, 1.0, number, rows)
 
@@ -404,7 +382,7 @@ def alltoall(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
     came from each rank."""
-    number = _set_id(process_set)
+    number = set_id(process_set)
     rows = _checked_splits(tensor, splits, process_set)
     output, received = torch.ops.dad.alltoall(tensor, rows, name or "", number)
     return output if splits is None else (output, received)
@@ -423,7 +401,7 @@ def reducescatter_async(
 ) -> int:
     """Starts a reduction of which every rank gets some rows, the lowest ranks one more where they do
     not divide evenly."""
-    op = _reduce_op(op)
+    op = reduce_op(op)
     return _reduce_async(
         _REDUCESCATTER, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -451,7 +429,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    op = _reduce_op(op)
+    op = reduce_op(op)
     return _reduce_async(
         _REDUCESCATTER, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -471,7 +449,7 @@ def grouped_reducescatter(
         _some(tensors),
         name,
         compression,
-        _reduce_op(op),
+        reduce_op(op),
         prescale_factor,
         postscale_factor,
         process_set,
@@ -522,5 +500,5 @@ def joins() -> int:
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
     """Returns when all ranks have come here."""
-    number = _set_id(process_set)
+    number = set_id(process_set)
     _torch.wait(_torch.submit(_BARRIER, [], False, False, "barrier", Sum, -1, 1.0, 1.0, number))

@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from dad._keras import on_tensorflow
 from dad._keras.settings import Settings
+from dad.arguments import gradient_groups
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
-from dad.tensorflow.gradients import check_arguments, refuse_adasum
+from dad.tensorflow.gradients import refuse_adasum
 from dad.tensorflow.graph import plain
 
 
@@ -130,7 +131,7 @@ def DistributedOptimizer(
 ) -> Any:
     """dad.keras.DistributedOptimizer for the optimizers of tf_keras."""
     refuse_adasum(op)
-    groups = check_arguments(op, gradient_predivide_factor, num_groups, groups)
+    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     if isinstance(optimizer, LegacyMixin):

@@ -1,0 +1,51 @@
+"""What callers of any framework may pass, checked in one place."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from dad.basics import Adasum, Average, Max, Min, Product, Sum
+from dad.process_sets import ProcessSet
+
+_OPS = (Sum, Average, Min, Max, Product, Adasum)
+
+
+def reduce_op(op: int | None, average: bool | None = None) -> int:
+    """The operation that is meant. Called by what the user calls: a warning names the user's line."""
+    if average is not None:
+        if op is not None:
+            raise ValueError(f"op={op} and average={average} are both given: give op only")
+        warnings.warn("average= is deprecated: use op=Average or op=Sum", DeprecationWarning, stacklevel=4)
+        return Average if average else Sum
+    if op is None:
+        return Average
+    if op not in _OPS:
+        raise ValueError(f"op={op!r} is not one of Average, Sum, Adasum, Min, Max, Product")
+    return op
+
+
+def set_id(process_set: ProcessSet) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        raise ValueError(f"{process_set} was not given to init() or add_process_set()")
+    return number
+
+
+def gradient_groups(
+    op: int,
+    gradient_predivide_factor: float,
+    num_groups: int,
+    groups: Any,
+    variables: str = "tf.Variable",
+    stacklevel: int = 3,
+) -> Any:
+    """The groups that are meant; ValueError for what Horovod refuses too."""
+    if gradient_predivide_factor != 1.0 and op != Average:
+        raise ValueError("gradient_predivide_factor not supported with op != Average")
+    if num_groups:
+        warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=stacklevel)
+        groups = num_groups if groups is None else groups
+    if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
+        raise ValueError(f"groups should be a non-negative integer or a list of list of {variables}.")
+    return groups
