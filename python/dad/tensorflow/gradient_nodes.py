@@ -1,0 +1,172 @@
+"""The ops behind gradient tensors, read in the same way in graphs and in eager mode.
+
+In a graph a tensor knows its op. In eager mode it does not, so a `Recorder` listens while a gradient is
+computed and keeps what every op read and wrote.
+"""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework import op_callbacks
+
+
+class Node:
+    """The op that made a tensor; `index` says which of its outputs the tensor is."""
+
+    type: str
+    index: int
+    inputs: tuple[tf.Tensor, ...]
+
+    def attr(self, name):
+        raise NotImplementedError
+
+
+class GraphNode(Node):
+    def __init__(self, tensor):
+        self._op = tensor.op
+        self.type = self._op.type
+        self.index = tensor.value_index
+        self.inputs = tuple(self._op.inputs)
+
+    def attr(self, name):
+        return self._op.get_attr(name)
+
+
+class RecordedNode(Node):
+    def __init__(self, op_type, inputs, attrs, index):
+        self.type = op_type
+        self.index = index
+        self.inputs = tuple(inputs)
+        self._attrs = attrs
+
+    def attr(self, name):
+        return self._attrs[name]
+
+
+class Recorder:
+    """Records the eager ops that run inside `with`. It holds their tensors, so drop it after `find`."""
+
+    def __init__(self):
+        # A node by the id of its output. Outputs are held, too: an id says nothing once its tensor is gone.
+        self._nodes: dict[int, tuple[tf.Tensor, Node]] = {}
+
+    def __enter__(self):
+        # One object for both calls: TensorFlow tells callbacks apart by identity.
+        self._callback = self._record
+        op_callbacks.add_op_callback(self._callback)
+        return self
+
+    def __exit__(self, *exception):
+        op_callbacks.remove_op_callback(self._callback)
+        # A bound method of ourselves would be a cycle: memory would wait for the garbage collector.
+        del self._callback
+
+    def _record(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
+        if graph is not None or not outputs:
+            return
+        named = dict(zip(attrs[0::2], attrs[1::2], strict=True)) if attrs else {}
+        for index, output in enumerate(outputs):
+            self._nodes[id(output)] = (output, RecordedNode(op_type, inputs, named, index))
+
+    def node(self, tensor) -> Node | None:
+        entry = self._nodes.get(id(tensor))
+        return entry[1] if entry is not None and entry[0] is tensor else None
+
+
+def is_eager(tensor) -> bool:
+    return isinstance(tensor, tf.__internal__.EagerTensor)
+
+
+class Nodes:
+    """Finds the node of a tensor, and what can be said about a tensor without running anything."""
+
+    # Ops that change neither the values (but for rounding) nor their order in memory.
+    SAME_ORDER = frozenset({"Identity", "IdentityN", "Reshape", "Cast", "ExpandDims", "Squeeze"})
+
+    def __init__(self, recorder: Recorder | None = None):
+        self._recorder = recorder
+
+    def of(self, tensor) -> Node | None:
+        if is_eager(tensor):
+            return self._recorder.node(tensor) if self._recorder is not None else None
+        return GraphNode(tensor)
+
+    def key(self, tensor):
+        """Equal for two Python objects if they are the same tensor."""
+        if is_eager(tensor):
+            return id(tensor)
+        return (id(tensor.graph), tensor.name)
+
+    def constant(self, tensor) -> np.ndarray | None:
+        if is_eager(tensor):
+            return tensor.numpy()
+        node = self.of(tensor)
+        if node.type == "InvertPermutation":
+            permutation = self.constant(node.inputs[0])
+            return None if permutation is None else np.argsort(permutation)
+        return tf.get_static_value(tensor)
+
+    def base(self, tensor):
+        """The tensor of which this is another view: the same numbers in the same order."""
+        while True:
+            node = self.of(tensor)
+            if node is None or not self._keeps_order(node, tensor):
+                return tensor
+            tensor = node.inputs[node.index if node.type == "IdentityN" else 0]
+
+    def _keeps_order(self, node, tensor) -> bool:
+        if node.type == "Cast":
+            return tensor.dtype.is_floating and node.inputs[0].dtype.is_floating
+        if node.type == "Transpose":
+            permutation = self.constant(node.inputs[1])
+            return permutation is not None and list(permutation) == list(range(len(permutation)))
+        return node.type in self.SAME_ORDER
+
+    def unreshaped(self, tensor):
+        """Like `base`, but goes back through one reshape only: the input of a layer as the layer got it."""
+        seen = False
+        while True:
+            node = self.of(tensor)
+            if node is None or not self._keeps_order(node, tensor) or node.type == "IdentityN":
+                return tensor
+            if node.type not in ("Identity", "Cast", "Transpose"):
+                if seen:
+                    return tensor
+                seen = True
+            tensor = node.inputs[0]
+
+    def variable_handle(self, tensor):
+        """The key of the handle that this tensor was read from, if it is a variable's value; else None."""
+        while True:
+            node = self.of(tensor)
+            if node is None:
+                return None
+            if node.type == "ReadVariableOp":
+                return self.key(node.inputs[0])
+            if node.type not in ("Identity", "Cast", "Reshape", "Transpose"):
+                return None
+            tensor = node.inputs[0]
+
+
+def handle_in(graph, variable):
+    """The handle of a variable as ops of `graph` see it; None if they do not use it."""
+    handle = getattr(variable, "handle", None)
+    if handle is None or not hasattr(graph, "captures"):
+        return handle
+    outer = handle
+    with contextlib.suppress(RuntimeError):  # the outer graph is gone
+        if hasattr(graph.outer_graph, "captures"):
+            outer = handle_in(graph.outer_graph, variable)
+    for external, internal in graph.captures:
+        if external is handle or external is outer:
+            return internal
+    return None
+
+
+def unwrap(variable):
+    """The tf.Variable inside a variable of Keras 3."""
+    value = getattr(variable, "value", None)
+    return variable if value is None or callable(value) else value
