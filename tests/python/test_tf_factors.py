@@ -112,7 +112,9 @@ class Checked:
     def compare(self, want, got, one):
         want, got = np.asarray(want, np.float64), np.asarray(got, np.float64)
         assert np.all(np.isfinite(want))
-        scale = max(np.abs(want).max(), 1e-30) if want.size else 1.0
+        # Gradients that are zero but for rounding, such as those of the keys' bias, compare with the others.
+        largest = max(np.abs(np.asarray(gradient)).max(initial=0) for gradient in self.gradients)
+        scale = max(np.abs(want).max(initial=0), 1e-2 * float(largest))
         assert np.abs(want - got).max(initial=0) <= self.tolerance * scale, one
 
 
@@ -197,3 +199,400 @@ def test_convolution(mode, kind, rank):
     assert len(kernel.uses) == 1 and not kernel.rest and kernel.bias == 1 and bias.rides_with == 0
     assert int(checked.samples[0][0]) == 2
     assert int(checked.rows[0][0]) == checked.factors[0][0][0].shape[0]
+
+
+@pytest.mark.parametrize("rank", [1, 2, 3])
+def test_groups_have_a_use_each(rank):
+    layer = {1: L.Conv1D, 2: L.Conv2D, 3: L.Conv3D}[rank](6, 3, groups=2, padding="same", strides=2)
+    checked = check_model(keras.Sequential([layer]), normal(2, *[8, 7, 6][:rank], 4))
+    kernel = checked.found[0]
+    assert [use.out_begin for use in kernel.uses] == [0, 3] and not kernel.rest
+    assert kernel.layout.columns == 2 * 3**rank and kernel.bias == 1
+
+
+def test_groups_come_formed_where_the_function_is_not_visible():
+    checked = check_model(keras.Sequential([L.Conv2D(6, 3, groups=2)]), normal(2, 8, 7, 4), eager=True)
+    assert "tf.function" in checked.found[0].reason and len(checked.found[0].rest) == 1
+    assert checked.found[1].reason == "a bias on its own"
+
+
+@MODES
+def test_transposed_and_depthwise_convolutions(mode):
+    model = keras.Sequential([L.Conv2DTranspose(5, 3, strides=2), L.DepthwiseConv2D(3)])
+    checked = check_model(model, normal(2, 5, 4, 3), **options(mode))
+    transposed, bias, depthwise, _ = checked.found
+    assert (transposed.layout.out, transposed.layout.columns) == (3, 45) and len(transposed.uses) == 1
+    assert transposed.bias is None and bias.reason == "a bias on its own"
+    assert depthwise.reason == "a depthwise convolution" and len(depthwise.rest) == 1
+
+
+EQUATIONS = {
+    # equation: (input shape, output shape of the layer, bias axes, rows, samples; None: no uses)
+    "abc,cd->abd": ((4, 6, 5), (None, 3), "d", 24, 4),
+    "abc,cde->abde": ((4, 6, 5), (None, 3, 2), "de", 24, 4),
+    "abcd,cde->abe": ((4, 6, 5, 2), (None, 3), "e", 24, 4),
+    "abc,bcd->ad": ((4, 6, 5), (3,), "d", 4, 4),
+    "abc,bd->adc": ((4, 6, 5), (3, None), "d", 20, 4),
+    "...x,xy->...y": ((4, 6, 5), (3,), "y", 24, 4),
+    "abc,dc->abd": ((4, 6, 5), (None, 3), "d", 24, 4),
+    "abc,bcd->abd": ((4, 6, 5), (6, 3), "d", None, None),
+    "abc,dce->abde": ((4, 6, 5), (None, 3, 2), "de", None, None),
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+@MODES
+def test_einsum(mode, equation):
+    shape, out, bias_axes, rows, samples = EQUATIONS[equation]
+    layer = L.EinsumDense(equation, out, bias_axes=bias_axes)
+    checked = check_model(keras.Sequential([layer]), normal(*shape), **options(mode))
+    kernel = checked.found[0]
+    if rows is None:
+        assert not kernel.uses and len(kernel.rest) == 1 and kernel.reason
+        return
+    assert len(kernel.uses) == 1 and not kernel.rest, kernel
+    assert int(checked.rows[0][0]) == rows and int(checked.samples[0][0]) == samples
+    # Where the output's axes are not the last ones the bias is no sum of rows that lie side by side.
+    assert kernel.bias == (None if equation == "abc,bd->adc" else 1)
+    assert kernel.layout.is_transposed == (equation != "abc,dc->abd")
+
+
+class Attention(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.attention = L.MultiHeadAttention(2, 3)
+
+    def call(self, x):
+        return self.attention(x, x)
+
+
+@MODES
+def test_attention_is_four_products(mode):
+    checked = check_model(Attention(), normal(4, 6, 5), **options(mode))
+    kernels = [one for one in checked.found if one.uses]
+    assert len(kernels) == 4 and all(not one.rest and one.bias is not None for one in kernels)
+    assert [one.layout.columns for one in kernels] == [5, 5, 5, 6]
+    assert all(int(rows[0]) == 24 for rows in checked.rows if rows)
+
+
+class Plain(tf.Module):
+    """Variables and a function of them."""
+
+    def __init__(self, function, **shapes):
+        super().__init__()
+        self._function = function
+        self.all = [tf.Variable(normal(*shape), name=name) for name, shape in sorted(shapes.items())]
+
+    @property
+    def trainable_variables(self):
+        return self.all
+
+    def __call__(self, *inputs):
+        return self._function(*inputs, *self.all)
+
+
+PRODUCTS = {
+    # function of x and w: (x, w, is_transposed)
+    "x w": (lambda x, w: x @ w, (4, 5), (5, 3), True),
+    "x wT": (lambda x, w: tf.matmul(x, w, transpose_b=True), (4, 5), (3, 5), False),
+    "x transposed": (lambda x, w: x @ tf.transpose(w), (4, 5), (3, 5), False),
+    "xT w": (lambda x, w: tf.matmul(x, w, transpose_a=True), (5, 4), (5, 3), True),
+    "w x": (lambda x, w: w @ x, (5, 4), (3, 5), False),
+    "w xT": (lambda x, w: tf.matmul(w, x, transpose_b=True), (4, 5), (3, 5), False),
+    "wT x": (lambda x, w: tf.matmul(w, x, transpose_a=True), (5, 4), (5, 3), True),
+    "batches": (lambda x, w: x @ w, (4, 6, 5), (5, 3), True),
+    "batches of batches": (lambda x, w: x @ w, (2, 4, 6, 5), (5, 3), True),
+    "batches wT": (lambda x, w: tf.matmul(x, w, transpose_b=True), (4, 6, 5), (3, 5), False),
+    "w batches": (lambda x, w: w @ x, (4, 5, 6), (3, 5), False),
+    "tensordot": (lambda x, w: tf.tensordot(x, w, 1), (4, 6, 5), (5, 3), True),
+    "tensordot of two axes": (lambda x, w: tf.tensordot(x, w, 2), (4, 6, 5), (6, 5, 3), True),
+    "keras.ops": (lambda x, w: keras.ops.matmul(x, keras.ops.transpose(w)), (4, 6, 5), (3, 5), False),
+}
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@MODES
+def test_products_in_every_position(mode, product):
+    function, x, w, is_transposed = PRODUCTS[product]
+    checked = check_model(Plain(function, w=w), normal(*x), **options(mode))
+    (found,) = checked.found
+    assert len(found.uses) == 1 and found.rest == [] and found.reason == ""
+    assert found.layout.is_transposed == is_transposed
+
+
+@MODES
+def test_a_product_per_matrix_comes_formed(mode):
+    checked = check_model(Plain(lambda x, w: x @ w, w=(4, 5, 3)), normal(4, 6, 5), **options(mode))
+    assert checked.found[0].rest and not checked.found[0].uses
+
+
+@MODES
+def test_weight_used_both_ways(mode):
+    """A tied autoencoder: one use is transposed against the other."""
+    tied = Plain(lambda x, w: tf.matmul(tf.nn.relu(x @ w), w, transpose_b=True), w=(5, 3))
+    (found,) = check_model(tied, normal(4, 5), **options(mode)).found
+    assert len(found.uses) == 2 and not found.rest and found.layout.out == 3
+
+
+@MODES
+def test_tied_embedding_and_head(mode):
+    def tied(indices, w):
+        return tf.matmul(tf.reduce_sum(tf.gather(w, indices), 1), w, transpose_b=True)
+
+    checked = check_model(Plain(tied, w=(7, 3)), tf.constant([[1, 2], [3, 1], [6, 6]]), **options(mode))
+    (found,) = checked.found
+    assert sorted(use.kind for use in found.uses) == ["indexed", "rows"] and not found.rest
+    assert (found.layout.out, found.layout.columns, found.layout.is_transposed) == (7, 3, False)
+
+
+@MODES
+def test_reversible_embedding(mode):
+    layer = L.ReversibleEmbedding(7, 3)
+
+    class Model(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.embedding = layer
+
+        def call(self, indices):
+            return self.embedding(self.embedding(indices) * 2, reverse=True)
+
+    checked = check_model(Model(), tf.constant([[1, 2], [3, 1], [6, 6]]), **options(mode))
+    (found,) = checked.found
+    assert sorted(use.kind for use in found.uses) == ["indexed", "rows"] and not found.rest
+
+
+@MODES
+def test_several_lookups_are_several_uses(mode):
+    def lookups(indices, w):
+        return tf.nn.embedding_lookup(w, indices) + tf.gather(w, indices + 1)[:, ::-1]
+
+    checked = check_model(Plain(lookups, w=(8, 3)), tf.constant([[1, 2, 3], [3, 1, 0]]), **options(mode))
+    (found,) = checked.found
+    assert [use.kind for use in found.uses] == ["indexed"] * 2 and not found.rest
+    assert [int(rows) for rows in checked.rows[0]] == [6, 6]
+    assert [int(samples) for samples in checked.samples[0]] == [2, 2]
+
+
+@MODES
+def test_layer_used_twice(mode):
+    def twice(x, b, w):
+        return (tf.nn.relu(x @ w + b) + 2 * x) @ w + b
+
+    checked = check_model(Plain(twice, w=(5, 5), b=(5,)), normal(4, 5), **options(mode))
+    bias, weight = checked.found
+    assert len(weight.uses) == 2 and weight.bias == 0 and bias.rides_with == 1
+
+
+@MODES
+def test_bias_with_other_uses_stays_by_itself(mode):
+    def once_more(x, b, w):
+        return tf.nn.relu(x @ w + b) @ w + b + b * x
+
+    checked = check_model(Plain(once_more, w=(5, 5), b=(5,)), normal(4, 5), **options(mode))
+    bias, weight = checked.found
+    assert len(weight.uses) == 2 and weight.bias is None and not weight.uses[0].has_bias
+    assert bias.rides_with is None and bias.reason == "a bias on its own" and len(bias.rest) == 1
+
+
+@MODES
+def test_bias_of_two_weights_rides_with_one(mode):
+    def two(x, b, v, w):
+        return x @ w + tf.sin(x) @ v + b
+
+    checked = check_model(Plain(two, w=(5, 3), v=(5, 3), b=(3,)), normal(4, 5), **options(mode))
+    # Without the batch's size the graph allows for a broadcast of one sum to the other, so nothing is certain.
+    rides = 0 if mode == "graph" else 1
+    assert (checked.found[0].rides_with in (1, 2)) == bool(rides)
+    assert [one.bias for one in checked.found[1:]].count(0) == rides
+
+
+@MODES
+def test_two_biases_of_one_weight(mode):
+    def two(x, b, c, w):
+        return x @ w + b + c
+
+    checked = check_model(Plain(two, w=(5, 3), b=(3,), c=(3,)), normal(4, 5), **options(mode))
+    assert sorted([one.rides_with is None for one in checked.found[:2]]) == [False, True]
+
+
+@MODES
+def test_bias_of_another_shape_does_not_ride(mode):
+    """The same dy, but summed over other axes."""
+
+    def per_head(x, b, w):
+        return tf.reshape(x @ w, [-1, 2, 3]) + b
+
+    checked = check_model(Plain(per_head, w=(5, 6), b=(3,)), normal(4, 5), **options(mode))
+    assert checked.found[0].rides_with is None and checked.found[1].bias is None
+    checked = check_model(Plain(per_head, w=(5, 6), b=(2, 1)), normal(4, 5), **options(mode))
+    assert checked.found[0].rides_with is None and checked.found[1].bias is None
+    checked = check_model(Plain(per_head, w=(5, 6), b=(2, 3)), normal(4, 5), **options(mode))
+    assert checked.found[0].rides_with == 1
+
+
+class Custom(keras.Model):
+    """Layers of many kinds in a subclass, one of them frozen, one never used."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = L.Embedding(9, 4)
+        self.norm = L.LayerNormalization()
+        self.frozen = L.Dense(4, trainable=False)
+        self.unused = L.Dense(2)
+        self.unused.build((None, 4))
+        self.batch_norm = L.BatchNormalization()
+        self.recurrent = L.GRU(3)
+        self.regular = L.Dense(3, kernel_regularizer="l2")
+
+    def call(self, indices):
+        x = self.frozen(self.norm(self.embedding(indices)))
+        x = self.recurrent(self.batch_norm(x, training=True))
+        return self.regular(x)
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_what_is_not_recognised_comes_formed_with_a_reason(mode):
+    model = Custom()
+    inputs = tf.constant([[1, 2, 8], [3, 1, 0]])
+    model(inputs)
+    loss = square_loss(model)
+    checked = Checked(
+        model.trainable_variables,
+        lambda x: loss(x) + tf.add_n(model.losses),
+        inputs,
+        **options(mode),
+    )
+    found = {
+        v.path.split("/", 1)[1]: one for v, one in zip(model.trainable_variables, checked.found, strict=True)
+    }
+    assert not any("frozen" in name for name in found)
+    recurrent = [one for name, one in found.items() if "gru" in name]
+    assert len(recurrent) == 3
+    if mode == "graph":
+        assert all(one.reason == "comes out of a tf.while_loop (a recurrent layer)" for one in recurrent)
+    unused = [one for one in checked.found if one.reason == "no gradient"]
+    assert len(unused) == 2 and all(not one.uses and not one.rest for one in unused)
+    regular = next(
+        one
+        for v, one in zip(model.trainable_variables, checked.found, strict=True)
+        if v is model.regular.kernel
+    )
+    assert len(regular.uses) == 1 and len(regular.rest) == 1 and regular.reason and regular.bias is None
+    embedding = checked.found[0]
+    assert [use.kind for use in embedding.uses] == ["indexed"]
+    norms = [one for name, one in found.items() if "norm" in name]
+    assert len(norms) == 4 and all(one.rest and one.reason for one in norms)
+
+
+def test_cond_and_nested_functions_come_formed():
+    @tf.function
+    def inner(x, w):
+        return tf.nn.relu(x @ w)
+
+    def outer(x, v, w):
+        y = tf.cond(tf.reduce_sum(x) > 0, lambda: x @ v, lambda: x @ v * 2)
+        return y + inner(x, w)
+
+    checked = check_model(Plain(outer, v=(5, 3), w=(5, 3)), normal(4, 5))
+    assert checked.found[0].reason == "comes out of a tf.cond"
+    assert checked.found[1].reason == "comes out of a tf.function that was called inside of the tape"
+    assert all(len(one.rest) == 1 and not one.uses for one in checked.found)
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_gradients_of_recomputed_and_custom_functions_are_right(mode):
+    @tf.custom_gradient
+    def clipped(x):
+        return tf.identity(x), lambda dy: tf.clip_by_value(dy, -1, 1)
+
+    def function(x, b, v, w):
+        part = tf.recompute_grad(lambda x: tf.nn.relu(x @ w + b))
+        return clipped(part(x) @ v)
+
+    check_model(Plain(function, b=(3,), w=(5, 3), v=(3, 2)), normal(4, 5), **options(mode))
+
+
+@MODES
+def test_scalars_multiply_d(mode):
+    scale = tf.Variable(1024.0)
+
+    def unscale(gradients):
+        factor = 1 / scale
+        return [tf.cast(g, tf.float32) * factor / 3.0 for g in gradients]
+
+    model = keras.Sequential(
+        [L.Dense(3, dtype="mixed_float16", activation="relu"), L.Dense(2, dtype="mixed_float16")]
+    )
+    x = normal(4, 5)
+    model(x)
+    loss = square_loss(model)
+    checked = Checked(
+        model.trainable_variables,
+        lambda x: loss(x) * scale,
+        x,
+        tolerance=5e-3,
+        change=unscale,
+        **options(mode),
+    )
+    for kernel in (0, 2):
+        # Each gradient divides by a constant of its own, but the factor is shared: no bias.
+        assert len(checked.found[kernel].uses[0].inputs) == 4 and not checked.found[kernel].rest
+        assert checked.factors[kernel][0][1].dtype == tf.float32
+
+
+@MODES
+def test_a_common_scale_keeps_the_bias(mode):
+    scale = tf.Variable(8.0)
+
+    def unscale(gradients):
+        factor = 1 / scale
+        return [factor * gradient for gradient in gradients]
+
+    model = Plain(lambda x, b, w: x @ w + b, w=(5, 3), b=(3,))
+    checked = Checked(model.all, square_loss(model), normal(4, 5), change=unscale, **options(mode))
+    assert checked.found[0].rides_with == 1
+
+    def differently(gradients):
+        return [gradient * (index + 1.0) for index, gradient in enumerate(gradients)]
+
+    checked = Checked(model.all, square_loss(model), normal(4, 5), change=differently, **options(mode))
+    assert checked.found[0].rides_with is None and checked.found[1].uses
+
+
+def test_scaled_embedding():
+    model = Plain(lambda indices, w: tf.gather(w, indices), w=(7, 3))
+
+    def scaled(gradients):
+        (g,) = gradients
+        return [tf.IndexedSlices(g.values * 0.5, g.indices, g.dense_shape)]
+
+    checked = Checked(model.all, square_loss(model), tf.constant([1, 2, 1]), change=scaled)
+    assert checked.found[0].uses[0].kind == "indexed" and not checked.found[0].rest
+
+
+@pytest.mark.parametrize("mode", ["graph", "eager"])
+def test_double_precision_is_exact(mode):
+    def function(x, b, w):
+        return tf.cast(tf.cast(x, tf.float64) @ tf.cast(w, tf.float64) + tf.cast(b, tf.float64), tf.float64)
+
+    class Doubles(Plain):
+        def __init__(self):
+            super().__init__(lambda x, w, b: tf.nn.conv2d(x, w, 1, "SAME") + b)
+            self.all = [
+                tf.Variable(normal(3, 3, 2, 4, dtype=tf.float64)),
+                tf.Variable(normal(4, dtype=tf.float64)),
+            ]
+
+    model = Doubles()
+    loss = lambda x: tf.reduce_sum(tf.sin(model(x)))  # noqa: E731
+    checked = Checked(model.all, loss, normal(2, 5, 6, 2, dtype=tf.float64), tolerance=1e-12, **options(mode))
+    assert checked.found[0].bias == 1
+
+
+def test_explicit_padding_and_strides():
+    def function(x, w):
+        return tf.nn.conv2d(x, w, [1, 2, 3, 1], [[0, 0], [2, 1], [0, 3], [0, 0]])
+
+    checked = check_model(Plain(function, w=(3, 2, 3, 4)), normal(2, 8, 7, 3))
+    assert len(checked.found[0].uses) == 1

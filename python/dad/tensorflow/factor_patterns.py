@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -240,18 +241,18 @@ class MatrixUse(ProductUse):
 
     @plain
     def num_samples(self):
-        block = 1 - self.delta_block
-        x = self.inputs[block]
+        x = self.inputs[1 - self.delta_block]
         if x.shape.rank > 2:
             return _size(x, (0,))
-        if not self._rows_first[block]:
-            return self.num_rows()
-        source = self.nodes.unreshaped(x)
-        if source is x or source.shape.rank is None or source.shape.rank < 2:
-            return self.num_rows()
-        # The rows of a sample must be whole rows of x.
-        width = math.prod(size for size in source.shape[1:] if size is not None)
-        return _size(source, (0,)) if width % self.sizes[block] == 0 else self.num_rows()
+        # The input of a layer is often reshaped to rows, or else, where that cannot be seen, its gradient.
+        for block in (1 - self.delta_block, self.delta_block):
+            source = self.nodes.unreshaped(self.inputs[block])
+            if self._rows_first[block] and source is not self.inputs[block] and (source.shape.rank or 0) > 1:
+                # The rows of a sample must be whole rows.
+                width = math.prod(size for size in source.shape[1:] if size is not None)
+                if width and width % self.sizes[block] == 0:
+                    return _size(source, (0,))
+        return self.num_rows()
 
 
 class EinsumUse(ProductUse):
@@ -373,9 +374,10 @@ def _at_least_zero(size):
 class ConvolutionUse(Use):
     """One group of a convolution. In a transposed convolution x and dy have changed places."""
 
-    def __init__(self, nodes, x, dy, convolution, form, group, path, shape, dtype):
+    def __init__(self, nodes, x, dy, convolution, restore, form, group, path, shape, dtype):
         super().__init__(nodes, (x, dy), path, shape, dtype)
         self._convolution = convolution
+        self._restore = restore  # gives x the shape that the convolution is described for
         self._form_kernel = form
         self._group = group
         self.out_begin = group * (convolution.outputs // convolution.groups)
@@ -390,7 +392,7 @@ class ConvolutionUse(Use):
         )
 
     def _factors(self, x, dy):
-        x, dy = self._of_group(x, dy)
+        x, dy = self._of_group(self._restore(x), dy)
         return self._convolution.patches(x, dy), tf.reshape(dy, [-1, dy.shape[-1]])
 
     def _form(self, x, dy):
@@ -407,7 +409,7 @@ class ConvolutionUse(Use):
 
     @plain
     def num_samples(self):
-        return _size(self.inputs[0], (0,))
+        return _size(self.inputs[1], (0,))
 
 
 class IndexedUse(Use):
@@ -454,7 +456,7 @@ class Patterns:
             "MatMul": self._matmul,
             "BatchMatMulV2": self._batch_matmul,
             "BatchMatMulV3": self._batch_matmul,
-            "Sum": self._summed_batch_matmul,
+            "Sum": self._summed,
             "Einsum": self._einsum,
             "Conv2DBackpropFilter": self._convolution,
             "Conv3DBackpropFilterV2": self._convolution,
@@ -482,15 +484,20 @@ class Patterns:
             (a, b), (bool(node.attr("adj_x")), not node.attr("adj_y")), shape, path, variable
         )
 
-    def _summed_batch_matmul(self, tensor, node, shape, path, variable):
+    def _summed(self, tensor, node, shape, path, variable):
         product = self.nodes.of(node.inputs[0])
-        if product is None or product.type not in ("BatchMatMulV2", "BatchMatMulV3"):
-            raise Declined("a sum over positions (a bias or a scale on its own)")
+        if product is not None and product.type in ("BatchMatMulV2", "BatchMatMulV3"):
+            return self._summed_batch_matmul(node, product, path, variable)
+        if product is not None and product.type == "Einsum":
+            return self._summed_einsum(node, product, shape, path, variable)
+        raise Declined("a sum over positions (a bias or a scale on its own)")
+
+    def _summed_batch_matmul(self, node, product, path, variable):
         a, b = product.inputs
         rank = node.inputs[0].shape.rank
         if rank is None or a.shape.rank != rank or b.shape.rank != rank:
             raise Declined("a product of a batch of matrices of unknown or different rank")
-        if not self._sums_batch(node, rank):
+        if not self._sums(node.inputs[1], rank, 0, rank - 2):
             raise Declined("a product of a batch of matrices that is summed over other axes")
         rows_first = (bool(product.attr("adj_x")), not product.attr("adj_y"))
         for mine, other in zip(a.shape[: rank - 2], b.shape[: rank - 2], strict=True):
@@ -498,17 +505,25 @@ class Patterns:
                 raise Declined("a product of batches of different size")
         return self._matrices((a, b), rows_first, None, path, variable)
 
-    def _sums_batch(self, node, rank) -> bool:
-        """Whether a sum is over all axes but the last two."""
-        axes = self.nodes.constant(node.inputs[1])
-        if axes is not None:
-            return sorted(axis % rank for axis in axes.reshape(-1).tolist()) == list(range(rank - 2))
-        source = self.nodes.of(node.inputs[1])
+    def _sums(self, axes, rank, begin, count) -> bool:
+        """Whether `axes` are the `count` ones from `begin` on."""
+        known = self.nodes.constant(axes)
+        if known is not None:
+            wanted = list(range(begin, begin + count))
+            return sorted(axis % rank for axis in known.reshape(-1).tolist()) == wanted
+        source = self.nodes.of(axes)
+        if begin > 0 and source is not None and source.type in ("Add", "AddV2"):
+            offset = self.nodes.constant(source.inputs[0])
+            source = self.nodes.of(source.inputs[1])
+            if offset is None or offset.size != 1 or int(offset) != begin:
+                return False
+        elif begin > 0:
+            return False
         if source is None or source.type != "BroadcastGradientArgs":
             return False
         # The axes that one operand had and the other, the variable, had not: all of them.
         lengths = [shape.shape[0] if shape.shape.rank == 1 else None for shape in source.inputs]
-        return lengths[source.index] == 0 and lengths[1 - source.index] == rank - 2
+        return lengths[source.index] == 0 and lengths[1 - source.index] == count
 
     def _matrices(self, operands, rows_first, shape, path, variable):
         sizes = [
@@ -539,30 +554,55 @@ class Patterns:
                 sizes = sizes[::-1]
 
     def _einsum(self, tensor, node, shape, path, variable):
-        equation = self._parse(_text(node.attr("equation")), node.inputs, shape)
+        return self._einsum_uses(node, *self._labels(node), shape, path, variable)
+
+    def _summed_einsum(self, node, product, shape, path, variable):
+        """Axes of an ellipsis that the variable has not: the gradient has them at first."""
+        (first, second), result, hidden = self._labels(product)
+        begin = result.find(hidden)
+        if not hidden or not self._sums(node.inputs[1], len(result), begin, len(hidden)):
+            raise Declined("an einsum that is summed over other axes")
+        return self._einsum_uses(
+            product, (first, second), result.replace(hidden, ""), "", shape, path, variable
+        )
+
+    def _einsum_uses(self, node, operands, result, hidden, shape, path, variable):
+        equation = self._equation(operands, result, self._label_sizes(node.inputs, operands, result, shape))
         self._check_path(path, equation.sizes[::-1] if equation.is_reversed else equation.sizes)
         return [EinsumUse(self.nodes, node.inputs, equation, path, variable.shape, variable.dtype)]
 
-    def _parse(self, text, inputs, shape) -> Equation:
-        left, _, result = text.replace(" ", "").partition("->")
+    def _labels(self, node):
+        """The letters of both operands and of the result, and those that stand for an ellipsis."""
+        text = _text(node.attr("equation")).replace(" ", "")
+        left, _, result = text.partition("->")
         operands = left.split(",")
-        if len(operands) != 2 or shape is None:
+        ranks = [tensor.shape.rank for tensor in node.inputs]
+        if len(operands) != 2 or None in ranks:
             raise Declined(f"an einsum of another form ({text})")
-        unused = [chr(code) for code in range(ord("A"), ord("z") + 1) if chr(code).isalpha()]
-        unused = [label for label in unused if label not in text]
-        ranks = [tensor.shape.rank for tensor in inputs]
-        if None in ranks:
-            raise Declined(f"an einsum of unknown rank ({text})")
-        hidden = max(
-            (rank - len(labels.replace("...", "")) if "..." in labels else 0)
+        missing = {
+            rank - len(labels.replace("...", ""))
             for rank, labels in zip(ranks, operands, strict=True)
-        )
-        for rank, labels in zip(ranks, operands, strict=True):
-            if "..." in labels and rank - len(labels.replace("...", "")) != hidden:
-                raise Declined(f"an einsum that broadcasts ({text})")
-        expanded = "".join(unused[:hidden])
-        first, second = (labels.replace("...", expanded) for labels in operands)
-        result = result.replace("...", expanded)
+            if "..." in labels
+        }
+        if len(missing) > 1:
+            raise Declined(f"an einsum that broadcasts ({text})")
+        unused = [label for label in string.ascii_letters if label not in text]
+        hidden = "".join(unused[: max(missing, default=0)])
+        expanded = [labels.replace("...", hidden) for labels in operands]
+        return expanded, result.replace("...", hidden), hidden
+
+    def _label_sizes(self, tensors, operands, result, shape):
+        sizes = dict(zip(result, shape, strict=True)) if shape and len(shape) == len(result) else {}
+        for tensor, labels in zip(tensors, operands, strict=True):
+            pairs = zip(labels, tensor.shape, strict=True)
+            sizes.update({label: size for label, size in pairs if size is not None})
+        return sizes
+
+    def _equation(self, operands, result, sizes) -> Equation:
+        first, second = operands
+        text = f"{first},{second}->{result}"
+        if any(label not in sizes for label in result):
+            raise Declined(f"an einsum of unknown shape ({text})")
         for labels in (first, second, result):
             if len(set(labels)) != len(labels):
                 raise Declined(f"an einsum with an axis that comes twice ({text})")
@@ -574,9 +614,6 @@ class Patterns:
         of_second = "".join(label for label in result if label in second)
         if set(first) != rows | set(of_first) or set(second) != rows | set(of_second):
             raise Declined(f"an einsum that sums over an axis of one factor ({text})")
-        if len(result) != len(shape):
-            raise Declined(f"an einsum of unknown shape ({text})")
-        sizes = dict(zip(result, shape, strict=True))
         count = tuple(math.prod(sizes[label] for label in labels) for labels in (of_first, of_second))
         if result not in (of_first + of_second, of_second + of_first):
             raise Declined(f"an einsum whose kernel has input and output axes mixed ({text})")
@@ -585,18 +622,10 @@ class Patterns:
     def _convolution(self, tensor, node, shape, path, variable):
         x, _, dy = node.inputs
         kernel = _known(tensor, shape)
-        attributes = {
-            name: node.attr(name)
-            for name in ("strides", "padding", "dilations", "data_format", "explicit_paddings")
-            if name != "explicit_paddings" or node.type == "Conv2DBackpropFilter"
-        }
+        attributes = _convolution_attributes(node)
         return self._convolution_uses(node.type, x, dy, kernel, attributes, path, variable)
 
     def _convolution_uses(self, op_type, x, dy, kernel, attributes, path, variable):
-        attributes = {
-            name: _text(value) if isinstance(value, bytes | str) else [int(number) for number in value]
-            for name, value in attributes.items()
-        }
         if attributes["data_format"] not in ("NHWC", "NDHWC"):
             raise Declined("a convolution with channels first")
         if kernel is None or any(step.kind == "transpose" for step in path.steps):
@@ -631,55 +660,71 @@ class Patterns:
             op = getattr(tf.raw_ops, op_type)
             return op(input=x, filter_sizes=per_group, out_backprop=dy, **attributes)
 
-        blocks = self._space_to_batch(x, dy, convolution)
-        if blocks is not None:
-            x, dy, convolution, form = self._dilated(blocks, convolution, form)
+        restore = _unchanged
+        dilated = self._dilated(x, dy, convolution, form)
+        if dilated is not None:
+            x, dy, convolution, restore, form = dilated
         return [
-            ConvolutionUse(self.nodes, x, dy, convolution, form, group, path, variable.shape, variable.dtype)
+            ConvolutionUse(
+                self.nodes, x, dy, convolution, restore, form, group, path, variable.shape, variable.dtype
+            )
             for group in range(groups)
         ]
 
-    def _space_to_batch(self, x, dy, convolution):
-        """A dilated convolution may come as a plain one of every n-th pixel: what it was made of, or None."""
+    def _dilated(self, x, dy, convolution, form):
+        """A dilated convolution comes as a plain one of every n-th pixel, with the others in the batch. It is
+        taken for what it was: rows of a sample lie together then, and a bias sums over the dy before."""
+        dy_blocks = self._space_to_batch(dy)
+        if dy_blocks is None:
+            return None
+        unclear = Declined("a dilated convolution of a form or size that is not known beforehand")
         if convolution.before is None or any(convolution.before) or convolution.groups != 1:
-            return None
+            raise unclear
         if {*convolution.strides, *convolution.dilations} != {1}:
-            return None
-        found = []
-        for tensor in (x, dy):
-            node = self.nodes.of(tensor)
-            # In one dimension an axis is put in between.
-            while node is not None and node.type in ("ExpandDims", "Reshape"):
-                node = self.nodes.of(node.inputs[0])
-            if node is None or node.type != "SpaceToBatchND":
-                return None
-            block, pads = (self.nodes.constant(constant) for constant in node.inputs[1:])
-            if block is None or pads is None or node.inputs[0].shape.rank != len(block) + 2:
-                return None
-            found.append((node.inputs[0], tuple(block.tolist()), tuple(map(tuple, pads.tolist()))))
-        (x, block, pads), (dy, dy_block, crops) = found
-        squeezed = [size for size in convolution.kernel if size != 1]
-        if block != dy_block or any(begin for begin, _ in crops):
-            return None
-        if len(block) != len(convolution.kernel) and len(squeezed) > len(block):
-            return None
-        return x, dy, block, pads, crops
-
-    def _dilated(self, blocks, convolution, form):
-        x, dy, block, pads, crops = blocks
-        kernel = convolution.kernel[len(convolution.kernel) - len(block) :]
-        before = tuple(begin for begin, _ in pads)
+            raise unclear
+        dy, block, crops = dy_blocks
+        added = len(convolution.kernel) - len(block)  # in one dimension an axis is put in between
+        kernel, one = convolution.kernel[added:], convolution.kernel[:added]
+        if added < 0 or math.prod(one) != 1 or any(begin for begin, _ in crops):
+            raise unclear
+        x_blocks = self._space_to_batch(x)
+        if x_blocks is not None and x_blocks[1] != block:
+            raise unclear
         ones = (1,) * len(block)
-        dilated = Convolution(kernel, convolution.inputs, convolution.outputs, ones, block, before, 1)
-        added = len(convolution.kernel) - len(block)
+        if x_blocks is not None:
+            x, _, pads = x_blocks
+            before, restore = tuple(begin for begin, _ in pads), _unchanged
+        elif self.nodes.of(x) is None:  # before the recorder listened
+            pads, before = None, (0,) * len(block)
+
+            def restore(x):
+                x = tf.squeeze(x, list(range(1, 1 + added))) if added else x
+                return tf.batch_to_space(x, block, [(0, 0)] * len(block))
+        else:
+            raise unclear
 
         def form_dilated(x, dy):
-            parts = [tf.space_to_batch(x, block, pads), tf.space_to_batch(dy, block, crops)]
-            for _ in range(added):
-                parts = [tf.expand_dims(part, 1) for part in parts]
-            return form(*parts)
+            dy = _with_axes(tf.space_to_batch(dy, block, crops), added)
+            return form(x if pads is None else _with_axes(tf.space_to_batch(x, block, pads), added), dy)
 
-        return x, dy, dilated, form_dilated
+        dilated = Convolution(kernel, convolution.inputs, convolution.outputs, ones, block, before, 1)
+        return x, dy, dilated, restore, form_dilated
+
+    def _space_to_batch(self, tensor):
+        """The tensor before SpaceToBatchND, the blocks and the padding; None if it is none."""
+        blocks, node = tensor, self.nodes.of(tensor)
+        while node is not None and node.type in ("ExpandDims", "Reshape"):
+            blocks = node.inputs[0]
+            node = self.nodes.of(blocks)
+        if node is None or node.type != "SpaceToBatchND":
+            return None
+        block, pads = (self.nodes.constant(constant) for constant in node.inputs[1:])
+        spatial = blocks.shape[1:]
+        # Nothing but axes of one element may have been put in.
+        is_same = spatial.is_fully_defined() and list(tensor.shape)[-len(spatial) :] == list(spatial)
+        if block is None or pads is None or not is_same or len(spatial) != len(block) + 1:
+            raise Declined("a dilated convolution of a form or size that is not known beforehand")
+        return node.inputs[0], tuple(block.tolist()), tuple(map(tuple, pads.tolist()))
 
     def _segment_sum(self, tensor, node, shape, path, variable):
         values, indices, _ = node.inputs
@@ -727,7 +772,35 @@ class Patterns:
 
     def _called_convolution(self, tensor, node, shape, path, variable):
         """Keras compiles convolutions with groups by themselves, in a function of their own."""
-        raise Declined(reason_of(node.type))
+        body = node.body()
+        if body is None:
+            raise Declined(reason_of(node.type))
+        result, arguments = body
+        inner = self.nodes.of(result)
+        while inner.type in ("Identity", "Reshape"):
+            result = inner.inputs[0]
+            inner = self.nodes.of(result)
+        if inner.type not in ("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"):
+            raise Declined(reason_of(node.type))
+        x, dy = (self._argument(inner.inputs[place], arguments) for place in (0, 2))
+        if x is None or dy is None:
+            raise Declined(reason_of(node.type))
+        attributes = _convolution_attributes(inner)
+        return self._convolution_uses(inner.type, x, dy, _known(result, None), attributes, path, variable)
+
+    def _argument(self, tensor, arguments):
+        """A tensor of a function as its caller has it, if it is an argument; else None."""
+        sizes = list(tensor.shape) if tensor.shape.rank is not None else [None, None]
+        if sizes.count(None) > 1:
+            return None
+        inner = self.nodes.of(tensor)
+        while inner.type in ("Identity", "Reshape", "ExpandDims"):
+            tensor = inner.inputs[0]
+            inner = self.nodes.of(tensor)
+        passed = arguments.get(tensor.name)
+        return (
+            None if passed is None else tf.reshape(passed, [-1 if size is None else size for size in sizes])
+        )
 
 
 _REASONS = {
@@ -759,6 +832,27 @@ def reason_of(op_type: str) -> str:
     if op_type in ("Placeholder", "PlaceholderWithDefault"):
         return "comes from outside of this graph"
     return f"made by the op {op_type}, which has no factors"
+
+
+def _convolution_attributes(node) -> dict:
+    names = ["strides", "padding", "dilations", "data_format"]
+    if node.type == "Conv2DBackpropFilter":
+        names.append("explicit_paddings")
+    values = [node.attr(name) for name in names]
+    return {
+        name: _text(value) if isinstance(value, bytes | str) else [int(number) for number in value]
+        for name, value in zip(names, values, strict=True)
+    }
+
+
+def _unchanged(tensor):
+    return tensor
+
+
+def _with_axes(tensor, count):
+    for _ in range(count):
+        tensor = tf.expand_dims(tensor, 1)
+    return tensor
 
 
 def _known(tensor, shape):

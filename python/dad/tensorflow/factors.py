@@ -159,13 +159,10 @@ class _Walk:
         elif node.type == "AddN" or (node.type in ("Add", "AddV2") and self._same_shapes(node.inputs, shape)):
             terms = [term for part in node.inputs for term in self._of(part, shape, path)]
         else:
-            summed = self._sum(tensor, node, shape, path)
-            if summed is not None:
-                return [summed]
             try:
                 return [self._patterns.uses(tensor, node, shape, path, self._variable)]
             except Declined as declined:
-                return [_Rest(tensor, path, str(declined))]
+                return [self._sum(node, path) or _Rest(tensor, path, str(declined))]
         if all(isinstance(term, _Rest) for term in terms):
             return [_Rest(tensor, path, _joined(term.reason for term in terms))]
         return terms
@@ -198,7 +195,7 @@ class _Walk:
             tensor.shape.is_fully_defined() and tuple(tensor.shape) == shape for tensor in tensors
         )
 
-    def _sum(self, tensor, node, shape, path):
+    def _sum(self, node, path):
         if any(step.kind == "transpose" for step in path.steps):
             return None
         size = math.prod(self._variable.shape)
@@ -220,9 +217,6 @@ class _Walk:
         source = node.inputs[0]
         rank = source.shape.rank
         if rank is None:
-            return False
-        product = self._nodes.of(source)
-        if product is not None and product.type.startswith("BatchMatMul"):
             return False
         axes = self._nodes.constant(node.inputs[1])
         if axes is not None:
@@ -320,21 +314,24 @@ class _Walk:
             if recorded[0] != recorded[1]:
                 return 0 if recorded[0] else 1
         else:
-            handle = handle_in(operands[0].graph, self._variable)
-            key = None if handle is None else self._nodes.key(handle)
-            for block, operand in enumerate(operands):
-                if key is not None and self._meets(operand, key):
-                    return 1 - block
+            meetings = [self._meeting(operand) for operand in operands]
+            if meetings[0] != meetings[1]:
+                return 1 if meetings[0] < meetings[1] else 0
         return use.variable_blocks[1]
 
-    def _meets(self, operand, handle) -> bool:
-        """Whether the operand is multiplied with the variable somewhere: then it is the layer's input."""
+    def _meeting(self, operand) -> float:
+        """When the operand is first multiplied with the variable, as a place in the graph. The input of a
+        layer is so in the forward pass; the gradient of its output, if at all, in the backward pass."""
+        handle = handle_in(operand.graph, self._variable)
+        if handle is None:
+            return math.inf
+        handle, first = self._nodes.key(handle), math.inf
         for consumer in operand.consumers():
             if consumer.type in ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Einsum"):
                 others = [tensor for tensor in consumer.inputs if tensor is not operand]
                 if any(self._nodes.variable_handle(tensor) == handle for tensor in others):
-                    return True
-        return False
+                    first = min(first, consumer._id)
+        return first
 
     def _layout(self, uses) -> Layout:
         shape = tuple(self._variable.shape)
@@ -342,10 +339,13 @@ class _Walk:
             return plain_layout(shape)
         if any(isinstance(use, IndexedUse) for use in uses):
             return plain_layout(shape)
-        if isinstance(uses[0], ConvolutionUse):
+        if any(isinstance(use, ConvolutionUse) for use in uses):
             return Layout(shape, shape[-1], math.prod(shape[:-1]), CONVOLUTION)
-        first, second = (uses[0].sizes[block] for block in uses[0].variable_blocks)
-        if uses[0].delta_block == uses[0].variable_blocks[1]:
+        # Used in both ways, a weight lies like that of a layer.
+        natural = [use for use in uses if isinstance(use, ProductUse)]
+        natural.sort(key=lambda use: use.delta_block != use.variable_blocks[1])
+        first, second = (natural[0].sizes[block] for block in natural[0].variable_blocks)
+        if natural[0].delta_block == natural[0].variable_blocks[1]:
             return Layout(shape, second, first, TRANSPOSED)
         return Layout(shape, first, second, IDENTITY)
 

@@ -23,6 +23,11 @@ class Node:
     def attr(self, name):
         raise NotImplementedError
 
+    def body(self) -> tuple[tf.Tensor, dict] | None:
+        """If this is the call of a function: the tensor that the function returns here, in the function's own
+        graph, and what was passed for each of its arguments, by name. None if that cannot be seen."""
+        return None
+
 
 class GraphNode(Node):
     def __init__(self, tensor):
@@ -34,10 +39,20 @@ class GraphNode(Node):
     def attr(self, name):
         return self._op.get_attr(name)
 
+    def body(self):
+        function = self._op.graph._get_function(self._op.get_attr("f").name)
+        graph = getattr(function, "graph", None)
+        if graph is None or len(graph.inputs) != len(self.inputs):
+            return None
+        names = [argument.name for argument in graph.inputs]
+        return graph.outputs[self.index], dict(zip(names, self.inputs, strict=True))
+
 
 class RecordedNode(Node):
     def __init__(self, op_type, inputs, attrs, index):
-        self.type = op_type
+        op_type = op_type.decode() if isinstance(op_type, bytes) else op_type
+        # Calls of functions have the function's name.
+        self.type = "PartitionedCall" if op_type.startswith("__") else op_type
         self.index = index
         self.inputs = tuple(inputs)
         self._attrs = attrs
@@ -67,7 +82,8 @@ class Recorder:
     def _record(self, op_type, inputs, attrs, outputs, op_name=None, graph=None):
         if graph is not None or not outputs:
             return
-        named = dict(zip(attrs[0::2], attrs[1::2], strict=True)) if attrs else {}
+        names = [name.decode() if isinstance(name, bytes) else name for name in (attrs or ())[0::2]]
+        named = dict(zip(names, (attrs or ())[1::2], strict=True))
         for index, output in enumerate(outputs):
             self._nodes[id(output)] = (output, RecordedNode(op_type, inputs, named, index))
 
@@ -123,6 +139,9 @@ class Nodes:
         if node.type == "Transpose":
             permutation = self.constant(node.inputs[1])
             return permutation is not None and list(permutation) == list(range(len(permutation)))
+        if node.type == "Sum":  # of what might have been broadcast, and was not
+            axes = self.constant(node.inputs[1])
+            return axes is not None and axes.size == 0
         return node.type in self.SAME_ORDER
 
     def unreshaped(self, tensor):
