@@ -26,6 +26,7 @@ from dad.tensorflow.factor_patterns import (
     Declined,
     IndexedUse,
     Layout,
+    MatrixUse,
     Path,
     Patterns,
     ProductUse,
@@ -41,7 +42,8 @@ __all__ = ["Found", "Layout", "Link", "Recorder", "Use", "find"]
 
 @dataclass(frozen=True)
 class Link:
-    """D of this use is computable from the D of the use above it: through its weight and the activation."""
+    """This use is the layer below another, with nothing but an activation in between: D of this one follows
+    from D of the other, by the other's weight and the activation, and A of the other from this layer."""
 
     activation: str  # relu, leaky_relu, tanh, sigmoid
     slope: float  # of leaky_relu
@@ -74,6 +76,7 @@ def find(gradients: Sequence[Any], variables: Sequence[Any], recorder: Recorder 
     summed = {key for walk in walks for key in walk.bias_keys()}
     found = [walk.finish(summed) for walk in walks]
     _pair_biases(walks, found)
+    _Chains(nodes, variables, found).link()
     return found
 
 
@@ -390,3 +393,109 @@ def _pair_biases(walks: list[_Walk], found: list[Found]) -> None:
                 for use in found[weight].uses:
                     use.has_bias = True
                 break
+
+
+# The op of an activation's gradient: name, op of the activation, and the places of dy and of what it kept.
+_ACTIVATIONS = {
+    "ReluGrad": ("relu", "Relu", 0, 1),
+    "LeakyReluGrad": ("leaky_relu", "LeakyRelu", 0, 1),
+    "TanhGrad": ("tanh", "Tanh", 1, 0),
+    "SigmoidGrad": ("sigmoid", "Sigmoid", 1, 0),
+}
+
+
+class _Chains:
+    """Finds uses that lie above each other with an activation in between. Every step is proven by the
+    identity of tensors: a residual, a dropout or a second consumer shows as another op, and ends a chain."""
+
+    def __init__(self, nodes: Nodes, variables, found: list[Found]):
+        self._nodes = nodes
+        self._variables = variables
+        self._found = found
+        self._uppers = collections.defaultdict(list)  # the uses by their D
+        for index, one in enumerate(found):
+            for number, use in enumerate(one.uses):
+                if self._is_dense(use):
+                    self._uppers[self._key(use.inputs[use.d_block])].append((index, number))
+
+    def link(self) -> None:
+        for index, one in enumerate(self._found):
+            for use in one.uses:
+                if self._is_dense(use):
+                    use.link = self._link(index, use)
+
+    def _is_dense(self, use) -> bool:
+        return (
+            isinstance(use, MatrixUse)
+            and use.d_block == use.delta_block
+            and use.is_view(0)
+            and use.is_view(1)
+            and all(operand.shape.rank == 2 for operand in use.inputs[:2])
+        )
+
+    def _key(self, tensor):
+        return self._nodes.key(self._nodes.base(tensor, casts=False))
+
+    def _node(self, tensor):
+        """The op behind a tensor, with views of it out of the way."""
+        return self._nodes.of(self._nodes.base(tensor, casts=False))
+
+    def _link(self, index, use) -> Link | None:
+        gradient = self._node(use.inputs[use.d_block])
+        if gradient is None or gradient.type not in _ACTIVATIONS:
+            return None
+        name, activation, dy, kept = _ACTIVATIONS[gradient.type]
+        product = self._node(gradient.inputs[dy])
+        if product is None or product.type != "MatMul" or product.attr("transpose_a"):
+            return None
+        slope = float(gradient.attr("alpha")) if name == "leaky_relu" else 0.0
+        for upper, number in self._uppers[self._key(product.inputs[0])]:
+            above = self._found[upper].uses[number]
+            if not self._reads(product.inputs[1], bool(product.attr("transpose_b")), upper, True):
+                continue
+            if self._scales(use) != self._scales(above):
+                continue
+            output = above.inputs[1 - above.d_block]
+            forward = self._node(output)
+            if forward is None or forward.type != activation:
+                continue
+            if name == "leaky_relu":
+                is_same = self._key(gradient.inputs[kept]) == self._key(forward.inputs[0])
+                is_same = is_same and float(forward.attr("alpha")) == slope
+            else:
+                is_same = self._key(gradient.inputs[kept]) == self._key(output)
+            if is_same and self._is_layer(forward.inputs[0], index, use):
+                return Link(name, slope, upper, number)
+        return None
+
+    def _scales(self, use):
+        return _scales(self._nodes, use.path)
+
+    def _is_layer(self, tensor, index, use) -> bool:
+        """Whether a tensor is what the layer of a use puts out: A W + b."""
+        node = self._node(tensor)
+        bias = self._found[index].bias
+        if bias is not None:
+            if node is None or node.type not in ("BiasAdd", "AddV2", "Add"):
+                return False
+            if self._nodes.variable_handle(node.inputs[1]) != self._handle(tensor, bias):
+                return False
+            node = self._node(node.inputs[0])
+        if node is None or node.type != "MatMul" or node.attr("transpose_a"):
+            return False
+        if self._key(node.inputs[0]) != self._key(use.inputs[1 - use.d_block]):
+            return False
+        return self._reads(node.inputs[1], bool(node.attr("transpose_b")), index, False)
+
+    def _reads(self, tensor, transposed, index, as_canonical) -> bool:
+        """Whether an operand of a product is the matrix of a variable: canonical, or the transpose of that."""
+        read = self._nodes.read_matrix(tensor)
+        if read is None or read[0] != self._handle(tensor, index):
+            return False
+        is_transposed = read[1] != transposed
+        return (is_transposed == (self._found[index].layout.order == TRANSPOSED)) == as_canonical
+
+    def _handle(self, tensor, index):
+        variable = self._variables[index]
+        handle = variable.handle if is_eager(tensor) else handle_in(tensor.graph, variable)
+        return None if handle is None else self._nodes.key(handle)

@@ -125,17 +125,18 @@ class Nodes:
             return None if permutation is None else np.argsort(permutation)
         return tf.get_static_value(tensor)
 
-    def base(self, tensor):
+    def base(self, tensor, casts=True):
         """The tensor of which this is another view: the same numbers in the same order."""
         while True:
             node = self.of(tensor)
-            if node is None or not self._keeps_order(node, tensor):
+            if node is None or not self._keeps_order(node, tensor, casts):
                 return tensor
             tensor = node.inputs[node.index if node.type == "IdentityN" else 0]
 
-    def _keeps_order(self, node, tensor) -> bool:
+    def _keeps_order(self, node, tensor, casts=True) -> bool:
         if node.type == "Cast":
-            return tensor.dtype.is_floating and node.inputs[0].dtype.is_floating
+            source = node.inputs[0].dtype
+            return source == tensor.dtype or (casts and source.is_floating and tensor.dtype.is_floating)
         if node.type == "Transpose":
             permutation = self.constant(node.inputs[1])
             return permutation is not None and list(permutation) == list(range(len(permutation)))
@@ -166,6 +167,25 @@ class Nodes:
             if node.type == "ReadVariableOp":
                 return self.key(node.inputs[0])
             if node.type not in ("Identity", "Cast", "Reshape", "Transpose"):
+                return None
+            tensor = node.inputs[0]
+
+    def read_matrix(self, tensor):
+        """If the tensor is a variable's value or the transpose of it: its handle's key, and whether it is
+        transposed. Else None."""
+        is_transposed = False
+        while True:
+            node = self.of(tensor)
+            if node is None:
+                return None
+            if node.type == "ReadVariableOp":
+                return self.key(node.inputs[0]), is_transposed
+            if node.type == "Transpose":
+                permutation = self.constant(node.inputs[1])
+                if permutation is None or permutation.tolist() != [1, 0]:
+                    return None
+                is_transposed = not is_transposed
+            elif node.type != "Identity" and (node.type != "Cast" or node.inputs[0].dtype != tensor.dtype):
                 return None
             tensor = node.inputs[0]
 
