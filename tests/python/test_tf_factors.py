@@ -1,6 +1,8 @@
 """What gradients are made of: every layer's gradient, put together again of what `find` sees."""
 
+import collections
 import os
+import weakref
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -12,6 +14,8 @@ if not getattr(tf.keras, "__version__", "2").startswith("3."):
     pytest.skip("needs Keras 3", allow_module_level=True)
 
 import keras
+import torch
+from tensorflow.python.eager import context
 
 from dad.tensorflow.factors import Recorder, find
 
@@ -715,3 +719,141 @@ def test_second_consumer_of_the_preactivation_breaks_the_link():
 
     checked = check_model(Plain(function, a=(4, 4), b=(4,), c=(4, 4)), normal(3, 4))
     check_links(checked, {})
+
+
+def executed_ops(function, *inputs):
+    """The types of the ops that a tf.function runs. It is when graphs are optimized that ops are dropped."""
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
+    function = function.get_concrete_function(*inputs)
+    context.enable_run_metadata()
+    try:
+        function(*inputs)
+        graphs = context.export_run_metadata().partition_graphs
+    finally:
+        context.disable_run_metadata()
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    return collections.Counter(node.op.removeprefix("_Fused") for graph in graphs for node in graph.node)
+
+
+def test_a_product_that_nobody_reads_is_not_computed():
+    model = keras.Sequential([L.Conv2D(4, 3, activation="relu"), L.Flatten(), L.Dense(3)])
+    x = normal(2, 6, 5, 3)
+    model(x)
+    variables = [v.value for v in model.trainable_variables]
+
+    def step(x, formed):
+        with tf.GradientTape() as tape:
+            loss = square_loss(model)(x)
+        gradients = tape.gradient(loss, variables)
+        found = find(gradients, variables)
+        assert [one.bias for one in found] == [1, None, 3, None]
+        if formed:
+            return gradients
+        rows = [use.num_rows() for one in found for use in one.uses]
+        return [use.factors() for one in found for use in one.uses], rows
+
+    formed, factors = (executed_ops(tf.function(lambda x, f=f: step(x, f)), x) for f in (True, False))
+    # The forward product and that for dx remain.
+    assert formed["MatMul"] == 3 and factors["MatMul"] == 2
+    assert formed["Conv2DBackpropFilter"] == 1 and factors["Conv2DBackpropFilter"] == 0
+    assert formed["BiasAddGrad"] == 2 and factors["BiasAddGrad"] == 0
+
+
+@pytest.mark.parametrize("case", ["conv", "conv1d", "strided", "dilated", "groups", "dense"])
+def test_layout_is_that_of_torch(case):
+    groups = 2 if case == "groups" else 1
+    settings = {"strided": {"strides": 2}, "dilated": {"dilation_rate": 2}}.get(case, {})
+    if case == "dense":
+        layer, x = L.Dense(3), normal(4, 6, 5)
+    elif case == "conv1d":
+        layer, x = L.Conv1D(4, 3), normal(2, 8, 6)
+    else:
+        layer, x = L.Conv2D(4, (3, 2), groups=groups, **settings), normal(2, 8, 7, 6)
+    checked = check_model(keras.Sequential([layer]), x)
+    layout = checked.found[0].layout
+    wire = layout.to_wire(checked.gradients[0])
+    assert np.array_equal(layout.from_wire(wire), checked.gradients[0])
+
+    weight, bias = (v.numpy() for v in checked.variables)
+    channels_first = (0, x.shape.rank - 1, *range(1, x.shape.rank - 1))
+    channels_last = (0, *range(2, x.shape.rank), 1)
+    if case == "dense":
+        weight = torch.tensor(weight.T.copy(), requires_grad=True)
+        out = torch.nn.functional.linear(torch.tensor(x.numpy()), weight, torch.tensor(bias))
+    else:
+        weight = torch.tensor(np.moveaxis(weight, (-1, -2), (0, 1)).copy(), requires_grad=True)
+        function = torch.nn.functional.conv1d if case == "conv1d" else torch.nn.functional.conv2d
+        out = function(
+            torch.tensor(np.transpose(x.numpy(), channels_first).copy()),
+            weight,
+            torch.tensor(bias),
+            stride=settings.get("strides", 1),
+            dilation=settings.get("dilation_rate", 1),
+            groups=groups,
+        ).permute(channels_last)
+    places = torch.arange(1, out.numel() + 1).reshape(out.shape) / out.numel()
+    (out**2 * places).sum().backward()
+    expected = weight.grad.reshape(weight.shape[0], -1).numpy()
+    assert tuple(wire.shape) == expected.shape == (layout.out, layout.columns)
+    np.testing.assert_allclose(wire.numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+    for use, (a, d) in zip(checked.found[0].uses, checked.factors[0], strict=True):
+        part = d.numpy().T @ a.numpy()
+        wanted = expected[use.out_begin : use.out_begin + part.shape[0]]
+        np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
+
+
+def test_layouts_of_what_has_no_factors():
+    model = Plain(lambda x, scalar, vector: x * vector * scalar, scalar=(), vector=(3,))
+    checked = check_model(model, normal(4, 3))
+    assert [(one.layout.out, one.layout.columns) for one in checked.found] == [(1, 1), (3, 1)]
+    for one, gradient in zip(checked.found, checked.gradients, strict=True):
+        assert np.array_equal(one.layout.from_wire(one.layout.to_wire(gradient)), gradient)
+
+
+def test_nothing_is_held_after_the_recorder_is_gone():
+    model = keras.Sequential([L.Dense(3)])
+    x = normal(4, 5)
+    model(x)
+    variables = [v.value for v in model.trainable_variables]
+    with tf.GradientTape() as tape:
+        loss = square_loss(model)(x)
+    with Recorder() as recorder:
+        gradients = tape.gradient(loss, variables)
+    found = find(gradients, variables, recorder=recorder)
+    (use,) = found[0].uses
+    delta, recorded = weakref.ref(use.inputs[1]), weakref.ref(recorder)
+    del tape, loss, gradients, found, use, recorder
+    assert delta() is None and recorded() is None
+
+
+def test_what_was_not_recorded_comes_formed():
+    model = Plain(lambda x, w: x @ w, w=(5, 3))
+    with tf.GradientTape() as tape:
+        loss = square_loss(model)(normal(4, 5))
+    gradients = tape.gradient(loss, model.all)
+    for recorder in (None, Recorder()):
+        (found,) = find(gradients, model.all, recorder=recorder)
+        assert found.rest[0] is gradients[0] and not found.uses
+        assert found.reason == "made by an op that was not recorded"
+
+
+def test_graph_and_session_of_tensorflow_1():
+    batch = normal(4, 5).numpy()
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 5])
+        w, b, v = (
+            tf.compat.v1.get_variable(name, shape, use_resource=True)
+            for name, shape in (("w", [5, 3]), ("b", [3]), ("v", [2, 3]))
+        )
+        y = tf.matmul(tf.nn.relu(tf.nn.bias_add(x @ w, b)), v, transpose_b=True)
+        gradients = tf.gradients(tf.reduce_sum(y**2), [w, b, v])
+        found = find(gradients, [w, b, v])
+        assert found[0].bias == 1 and found[0].uses[0].link.upper == 2
+        (use,) = found[0].uses
+        formed = use.gradient()
+        a, d = use.factors()
+        session.run(tf.compat.v1.global_variables_initializer())
+        want, got, a, d, rows = session.run([gradients[0], formed, a, d, use.num_rows()], {x: batch})
+    np.testing.assert_allclose(got, want, rtol=1e-5)
+    np.testing.assert_allclose(a.T @ d, want, rtol=1e-4, atol=1e-5)
+    assert rows == 4

@@ -432,7 +432,10 @@ class IndexedUse(Use):
 
     @plain
     def num_rows(self):
-        return _size(self.inputs[0], range(self.inputs[0].shape.rank or 0))
+        indices = self.inputs[0]
+        if indices.shape.rank is None:
+            return tf.size(indices, out_type=tf.int64)
+        return _size(indices, range(indices.shape.rank))
 
     @plain
     def num_samples(self):

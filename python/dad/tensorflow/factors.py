@@ -158,7 +158,7 @@ class _Walk:
         elif node.type == "Reshape" or node.type in ("ExpandDims", "Squeeze"):
             terms = self._of(node.inputs[0], self._shape_before(node.inputs[0]), path)
         elif node.type == "Transpose":
-            terms = self._of_transpose(node, shape, path)
+            terms = self._of_transpose(tensor, node, shape, path)
         elif node.type == "AddN" or (node.type in ("Add", "AddV2") and self._same_shapes(node.inputs, shape)):
             terms = [term for part in node.inputs for term in self._of(part, shape, path)]
         else:
@@ -170,7 +170,7 @@ class _Walk:
             return [_Rest(tensor, path, _joined(term.reason for term in terms))]
         return terms
 
-    def _of_transpose(self, node, shape, path):
+    def _of_transpose(self, tensor, node, shape, path):
         permutation = self._nodes.constant(node.inputs[1])
         source = node.inputs[0]
         permutation = None if permutation is None else permutation.tolist()
@@ -179,7 +179,7 @@ class _Walk:
         if permutation == [1, 0] and shape is not None:
             before = shape[::-1]
             return self._of(source, before, path.below(Step("transpose", shape=before)))
-        return [_Rest(source, path, "a kernel that is transposed")]
+        return [_Rest(tensor, path, "a kernel that is transposed")]
 
     def _shape_before(self, tensor):
         """The shape of a tensor that is reshaped to the variable's size: one unknown dimension follows."""
@@ -488,7 +488,7 @@ class _Chains:
         return self._reads(node.inputs[1], bool(node.attr("transpose_b")), index, False)
 
     def _reads(self, tensor, transposed, index, as_canonical) -> bool:
-        """Whether an operand of a product is the matrix of a variable: canonical, or the transpose of that."""
+        """Whether an operand of a product is the matrix of a variable: canonical, or transposed."""
         read = self._nodes.read_matrix(tensor)
         if read is None or read[0] != self._handle(tensor, index):
             return False
