@@ -655,6 +655,39 @@ def test_links_of_weights_that_lie_the_other_way():
     check_links(checked, {2: "tanh"})
 
 
+SMOOTH = {
+    "gelu": (keras.activations.gelu, "gelu"),
+    "gelu of tf.nn": (lambda x: tf.nn.gelu(x, approximate=False), "gelu"),
+    "approximate gelu": (lambda x: keras.activations.gelu(x, approximate=True), "gelu_tanh"),
+    "silu": (keras.activations.silu, "silu"),
+    "silu by hand": (lambda x: x * tf.sigmoid(x), "silu"),
+    "another": (lambda x: x * tf.sigmoid(1.702 * x), None),
+    "softplus": (keras.activations.softplus, None),
+    "gelu of something else": (lambda x: keras.activations.gelu(x * 1.01), None),
+    "gelu with noise": (lambda x: keras.activations.gelu(x) + 0.01 * tf.random.normal(tf.shape(x)), None),
+}
+
+
+@pytest.mark.parametrize("activation", SMOOTH)
+def test_links_through_smooth_activations(activation):
+    function, name = SMOOTH[activation]
+    x = normal(4, 5) if activation != "gelu" else normal(4, 3, 5)
+    checked = check_model(keras.Sequential([L.Dense(4, activation=function), L.Dense(3)]), x)
+    link = checked.found[0].uses[0].link
+    assert (link.activation if link else None) == name
+    if link is None:
+        return
+    weight, bias, above, _ = checked.variables
+    a, d = checked.factors[0][0]
+    h = tf.matmul(a, weight) + bias
+    with tf.GradientTape() as tape:
+        tape.watch(h)
+        y = function(h)
+    made = tape.gradient(y, h, tf.matmul(checked.factors[2][0][1], above, transpose_b=True))
+    np.testing.assert_allclose(made, d, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(y, checked.factors[2][0][0], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("mode", ["recorded forward", "backward only"])
 def test_links_in_eager_mode_need_the_forward_pass(mode):
     model = keras.Sequential([L.Dense(4, activation="relu"), L.Dense(3)])
@@ -857,3 +890,20 @@ def test_graph_and_session_of_tensorflow_1():
     np.testing.assert_allclose(got, want, rtol=1e-5)
     np.testing.assert_allclose(a.T @ d, want, rtol=1e-4, atol=1e-5)
     assert rows == 4
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_convolution_and_embedding_in_mixed_precision(policy):
+    layers = [
+        L.Embedding(9, 4, dtype=policy),
+        L.Conv1D(3, 2, dtype=policy, activation="relu"),
+        L.EinsumDense("abc,cde->abde", (None, 2, 3), bias_axes="de", dtype=policy),
+    ]
+    tolerance = 5e-3 if policy == "mixed_float16" else 5e-2
+    checked = check_model(
+        keras.Sequential(layers), tf.constant([[1, 2, 8, 4], [3, 1, 0, 8]]), tolerance=tolerance
+    )
+    assert [len(one.uses) for one in checked.found] == [1, 1, 0, 1, 0]
+    assert [one.bias for one in checked.found] == [None, 2, None, 4, None]
+    kinds = {factors[0][1].dtype for factors in checked.factors if factors}
+    assert kinds == {tf.as_dtype(policy.removeprefix("mixed_"))}

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from dad.tensorflow.factor_patterns import (
@@ -34,7 +35,7 @@ from dad.tensorflow.factor_patterns import (
     Use,
     plain_layout,
 )
-from dad.tensorflow.gradient_nodes import Nodes, Recorder, handle_in, is_eager, unwrap
+from dad.tensorflow.gradient_nodes import Elementwise, Nodes, Recorder, handle_in, is_eager, unwrap
 from dad.tensorflow.graph import plain
 
 __all__ = ["Found", "Layout", "Link", "Recorder", "Use", "find"]
@@ -45,7 +46,7 @@ class Link:
     """This use is the layer below another, with nothing but an activation in between: D of this one follows
     from D of the other, by the other's weight and the activation, and A of the other from this layer."""
 
-    activation: str  # relu, leaky_relu, tanh, sigmoid
+    activation: str  # relu, leaky_relu, tanh, sigmoid, gelu, gelu_tanh, silu
     slope: float  # of leaky_relu
     upper: int  # the variable above, by its place in the list
     upper_use: int
@@ -404,6 +405,51 @@ _ACTIVATIONS = {
 }
 
 
+# Where activations are compared. Exact GELU and its approximation differ by 1e-4 and more in between.
+_SAMPLES = np.linspace(-5, 5, 81)
+
+
+def _close(one, other) -> bool:
+    return bool(np.all(np.isfinite(one))) and float(np.abs(one - other).max()) < 1e-5
+
+
+def _gelu(x):
+    return 0.5 * x * (1 + _erf(x / np.sqrt(2)))
+
+
+def _gelu_derivative(x):
+    return 0.5 * (1 + _erf(x / np.sqrt(2))) + x * np.exp(-x * x / 2) / np.sqrt(2 * np.pi)
+
+
+def _tanh_of(x):
+    return np.tanh(np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+
+
+def _gelu_tanh(x):
+    return 0.5 * x * (1 + _tanh_of(x))
+
+
+def _gelu_tanh_derivative(x):
+    inner = np.sqrt(2 / np.pi) * (1 + 3 * 0.044715 * x**2)
+    return 0.5 * (1 + _tanh_of(x)) + 0.5 * x * (1 - _tanh_of(x) ** 2) * inner
+
+
+def _silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def _silu_derivative(x):
+    return (1 + x * (1 - 1 / (1 + np.exp(-x)))) / (1 + np.exp(-x))
+
+
+_erf = np.vectorize(math.erf)
+_SMOOTH = {
+    "gelu": (_gelu, _gelu_derivative),
+    "gelu_tanh": (_gelu_tanh, _gelu_tanh_derivative),
+    "silu": (_silu, _silu_derivative),
+}
+
+
 class _Chains:
     """Finds uses that lie above each other with an activation in between. Every step is proven by the
     identity of tensors: a residual, a dropout or a second consumer shows as another op, and ends a chain."""
@@ -442,19 +488,14 @@ class _Chains:
 
     def _link(self, index, use) -> Link | None:
         gradient = self._node(use.inputs[use.d_block])
-        if gradient is None or gradient.type not in _ACTIVATIONS:
+        if gradient is None:
             return None
+        if gradient.type not in _ACTIVATIONS:
+            return self._smooth_link(index, use)
         name, activation, dy, kept = _ACTIVATIONS[gradient.type]
-        product = self._node(gradient.inputs[dy])
-        if product is None or product.type != "MatMul" or product.attr("transpose_a"):
-            return None
         slope = float(gradient.attr("alpha")) if name == "leaky_relu" else 0.0
-        for upper, number in self._uppers[self._key(product.inputs[0])]:
+        for upper, number in self._above(gradient.inputs[dy], use):
             above = self._found[upper].uses[number]
-            if not self._reads(product.inputs[1], bool(product.attr("transpose_b")), upper, True):
-                continue
-            if self._scales(use) != self._scales(above):
-                continue
             output = above.inputs[1 - above.d_block]
             forward = self._node(output)
             if forward is None or forward.type != activation:
@@ -466,6 +507,52 @@ class _Chains:
                 is_same = self._key(gradient.inputs[kept]) == self._key(output)
             if is_same and self._is_layer(forward.inputs[0], index, use):
                 return Link(name, slope, upper, number)
+        return None
+
+    def _above(self, tensor, use) -> list[tuple[int, int]]:
+        """The uses of which the tensor is the gradient of the input: D W."""
+        product = self._node(tensor)
+        if product is None or product.type != "MatMul" or product.attr("transpose_a"):
+            return []
+        return [
+            (upper, number)
+            for upper, number in self._uppers[self._key(product.inputs[0])]
+            if self._reads(product.inputs[1], bool(product.attr("transpose_b")), upper, True)
+            and self._scales(use) == self._scales(self._found[upper].uses[number])
+        ]
+
+    def _smooth_link(self, index, use) -> Link | None:
+        """Activations that are made of several ops, in forward and in backward."""
+        gradients, above = [], {}
+        for dy in (1.0, -2.5):  # two, to see that the gradient is proportional to dy
+
+            def leaf(tensor, dy=dy):
+                if self._is_layer(tensor, index, use):
+                    return _SAMPLES
+                uppers = self._above(tensor, use)
+                if not uppers:
+                    return None
+                above[self._key(tensor)] = uppers
+                return np.full_like(_SAMPLES, dy)
+
+            root = self._nodes.base(use.inputs[use.d_block], casts=False)
+            value = Elementwise(self._nodes, leaf).value(root)
+            if value is None or len(above) != 1:
+                return None
+            gradients.append(value / dy)
+        (uppers,) = above.values()
+        for upper, number in uppers:
+            operand = self._found[upper].uses[number].inputs
+            output = operand[1 - self._found[upper].uses[number].d_block]
+            below = Elementwise(
+                self._nodes, lambda tensor: _SAMPLES if self._is_layer(tensor, index, use) else None
+            )
+            values = below.value(self._nodes.base(output, casts=False))
+            for name, (function, derivative) in _SMOOTH.items():
+                if values is None or not _close(values, function(_SAMPLES)):
+                    continue
+                if all(_close(gradient, derivative(_SAMPLES)) for gradient in gradients):
+                    return Link(name, 0.0, upper, number)
         return None
 
     def _scales(self, use):

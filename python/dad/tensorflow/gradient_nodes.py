@@ -7,6 +7,7 @@ computed and keeps what every op read and wrote.
 from __future__ import annotations
 
 import contextlib
+import math
 
 import numpy as np
 import tensorflow as tf
@@ -188,6 +189,102 @@ class Nodes:
             elif node.type != "Identity" and (node.type != "Cast" or node.inputs[0].dtype != tensor.dtype):
                 return None
             tensor = node.inputs[0]
+
+
+_erf = np.vectorize(math.erf)
+_erfc = np.vectorize(math.erfc)
+
+_FUNCTIONS = {
+    "Identity": lambda x: x,
+    "Neg": np.negative,
+    "Square": np.square,
+    "Exp": np.exp,
+    "Erf": _erf,
+    "Erfc": _erfc,
+    "Tanh": np.tanh,
+    "Sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "Mul": np.multiply,
+    "Add": np.add,
+    "AddV2": np.add,
+    "AddN": lambda *terms: sum(terms),
+    "Sub": np.subtract,
+    "RealDiv": np.divide,
+    "Pow": np.power,
+    "TanhGrad": lambda y, dy: dy * (1 - y * y),
+    "SigmoidGrad": lambda y, dy: dy * y * (1 - y),
+}
+
+
+class Elementwise:
+    """Computes on a few numbers what ops do to every element. So an activation is known by what it computes,
+    however a framework has written it.
+
+    `leaf` gives the numbers of the tensors to start from, and None for all others.
+    """
+
+    _MOST_OPS = 100  # more than any activation has
+
+    def __init__(self, nodes: Nodes, leaf):
+        self._nodes = nodes
+        self._leaf = leaf
+        self._values: dict = {}
+
+    def value(self, tensor) -> np.ndarray | None:
+        """None if the tensor depends on anything else, or in another way than element by element."""
+        key = self._nodes.key(tensor)
+        if key not in self._values:
+            if len(self._values) >= self._MOST_OPS:
+                return None
+            self._values[key] = None
+            self._values[key] = self._compute(tensor)
+        return self._values[key]
+
+    def _compute(self, tensor):
+        if tensor.shape.rank == 0:
+            constant = self._nodes.constant(tensor)
+            if constant is not None:
+                return np.asarray(constant, np.float64)
+        else:
+            known = self._leaf(tensor)
+            if known is not None:
+                return known
+        node = self._nodes.of(tensor)
+        if node is None:
+            return None
+        if node.type == "IdentityN":
+            return self.value(node.inputs[node.index])
+        if node.type == "Reshape":
+            # After a sum over what was broadcast, which is nothing here.
+            before = self._nodes.of(node.inputs[0])
+            return self.value(node.inputs[0]) if before is not None and before.type == "Sum" else None
+        if node.type == "Sum":
+            return self.value(node.inputs[0]) if self._is_no_sum(node.inputs[1]) else None
+        function = _FUNCTIONS.get(node.type)
+        if function is None:
+            return None
+        arguments = []
+        for part in node.inputs:
+            if part.shape.rank != 0 and not part.shape.is_compatible_with(tensor.shape):
+                return None
+            arguments.append(self.value(part))
+            if arguments[-1] is None:
+                return None
+        with np.errstate(all="ignore"):
+            return function(*arguments)
+
+    def _is_no_sum(self, axes) -> bool:
+        """Whether the axes of a sum are those in which two tensors of one shape were broadcast: none."""
+        known = self._nodes.constant(axes)
+        if known is not None:
+            return known.size == 0
+        node = self._nodes.of(axes)
+        if node is None or node.type != "BroadcastGradientArgs":
+            return False
+        shapes = [self._nodes.of(shape) for shape in node.inputs]
+        return all(
+            shape is not None and shape.type == "Shape" and self.value(shape.inputs[0]) is not None
+            for shape in shapes
+        )
 
 
 def handle_in(graph, variable):
