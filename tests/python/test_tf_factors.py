@@ -65,10 +65,7 @@ class Checked:
         if eager:
             outcome = self._step(True, *inputs)
         else:
-            specs = [
-                tf.TensorSpec([None, *x.shape[1:]] if dynamic and x.shape.rank else x.shape, x.dtype)
-                for x in inputs
-            ]
+            specs = [tf.TensorSpec([None] * dynamic + x.shape[int(dynamic) :], x.dtype) for x in inputs]
             self.function = tf.function(lambda *x: self._step(False, *x)).get_concrete_function(*specs)
             outcome = self.function(*inputs)
         self.gradients, self.rebuilt, self.formed, self.factors, self.rows, self.samples = outcome
@@ -150,6 +147,7 @@ def plain_graphs():
 
 
 MODES = pytest.mark.parametrize("mode", ["graph", "static", "eager"])
+GRAPH_AND_EAGER = pytest.mark.parametrize("mode", ["graph", "eager"])
 
 
 def options(mode):
@@ -180,7 +178,7 @@ def test_dense_on_sequences(mode, policy):
         assert checked.factors[0][0][0].dtype == policy.removeprefix("mixed_")
 
 
-@MODES
+@GRAPH_AND_EAGER
 @pytest.mark.parametrize("mask_zero", [False, True])
 def test_embedding_is_indexed(mode, mask_zero):
     model = keras.Sequential([L.Embedding(7, 3, mask_zero=mask_zero), L.Dense(2)])
@@ -201,10 +199,11 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.parametrize("rank", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("mode", "rank"), [("graph", 1), ("graph", 2), ("graph", 3), ("eager", 1), ("eager", 2)]
+)
 @pytest.mark.parametrize("kind", CONVOLUTIONS)
-@pytest.mark.parametrize("mode", ["graph", "eager"])
-def test_convolution(mode, kind, rank):
+def test_convolution(kind, mode, rank):
     settings = {"kernel_size": 3, **CONVOLUTIONS[kind]}
     layer = {1: L.Conv1D, 2: L.Conv2D, 3: L.Conv3D}[rank](4, **settings)
     checked = check_model(keras.Sequential([layer]), normal(2, *[8, 7, 6][:rank], 3), **options(mode))
@@ -212,6 +211,25 @@ def test_convolution(mode, kind, rank):
     assert len(kernel.uses) == 1 and not kernel.rest and kernel.bias == 1 and bias.rides_with == 0
     assert int(checked.samples[0][0]) == 2
     assert int(checked.rows[0][0]) == checked.factors[0][0][0].shape[0]
+
+
+@pytest.mark.parametrize("rank", [2, 3, 4], ids=["Dense", "Conv1D", "Conv2D"])
+def test_sizes_that_are_not_known_beforehand(rank):
+    """Only the number of channels is."""
+    x = normal(2, *[8, 7][: rank - 2], 3)
+    layer = {2: L.Dense(4), 3: L.Conv1D(4, 3, 2, "same"), 4: L.Conv2D(4, (3, 2), 2, "same")}[rank]
+    layers = [layer, L.Dense(3)]
+    checked = check_model(keras.Sequential(layers), x, dynamic=rank - 1)
+    assert [one.bias for one in checked.found] == [1, None, 3, None]
+    for kernel in (0, 2):
+        assert int(checked.rows[kernel][0]) == checked.factors[kernel][0][0].shape[0]
+        assert int(checked.samples[kernel][0]) == 2
+
+
+def test_dilated_convolution_of_unknown_size_comes_formed():
+    layer = L.Conv1D(4, 3, dilation_rate=2)
+    checked = check_model(keras.Sequential([layer]), normal(2, 8, 3), dynamic=2)
+    assert "dilated" in checked.found[0].reason and not checked.found[0].uses
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
@@ -229,7 +247,7 @@ def test_groups_come_formed_where_the_function_is_not_visible():
     assert checked.found[1].reason == "a bias on its own"
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_transposed_and_depthwise_convolutions(mode):
     model = keras.Sequential([L.Conv2DTranspose(5, 3, strides=2), L.DepthwiseConv2D(3)])
     checked = check_model(model, normal(2, 5, 4, 3), **options(mode))
@@ -279,7 +297,7 @@ class Attention(keras.Model):
         return self.attention(x, x)
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_attention_is_four_products(mode):
     checked = check_model(Attention(), normal(4, 6, 5), **options(mode))
     kernels = [one for one in checked.found if one.uses]
@@ -333,13 +351,13 @@ def test_products_in_every_position(mode, product):
     assert found.layout.is_transposed == is_transposed
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_a_product_per_matrix_comes_formed(mode):
     checked = check_model(Plain(lambda x, w: x @ w, w=(4, 5, 3)), normal(4, 6, 5), **options(mode))
     assert checked.found[0].rest and not checked.found[0].uses
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_weight_used_both_ways(mode):
     """A tied autoencoder: one use is transposed against the other."""
     tied = Plain(lambda x, w: tf.matmul(tf.nn.relu(x @ w), w, transpose_b=True), w=(5, 3))
@@ -347,7 +365,7 @@ def test_weight_used_both_ways(mode):
     assert len(found.uses) == 2 and not found.rest and found.layout.out == 3
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_tied_embedding_and_head(mode):
     def tied(indices, w):
         return tf.matmul(tf.reduce_sum(tf.gather(w, indices), 1), w, transpose_b=True)
@@ -358,7 +376,7 @@ def test_tied_embedding_and_head(mode):
     assert (found.layout.out, found.layout.columns, found.layout.is_transposed) == (7, 3, False)
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_reversible_embedding(mode):
     layer = L.ReversibleEmbedding(7, 3)
 
@@ -375,7 +393,7 @@ def test_reversible_embedding(mode):
     assert sorted(use.kind for use in found.uses) == ["indexed", "rows"] and not found.rest
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_several_lookups_are_several_uses(mode):
     def lookups(indices, w):
         return tf.nn.embedding_lookup(w, indices) + tf.gather(w, indices + 1)[:, ::-1]
@@ -387,7 +405,7 @@ def test_several_lookups_are_several_uses(mode):
     assert [int(samples) for samples in checked.samples[0]] == [2, 2]
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_layer_used_twice(mode):
     def twice(x, b, w):
         return (tf.nn.relu(x @ w + b) + 2 * x) @ w + b
@@ -397,7 +415,7 @@ def test_layer_used_twice(mode):
     assert len(weight.uses) == 2 and weight.bias == 0 and bias.rides_with == 1
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_bias_with_other_uses_stays_by_itself(mode):
     def once_more(x, b, w):
         return tf.nn.relu(x @ w + b) @ w + b + b * x
@@ -420,7 +438,7 @@ def test_bias_of_two_weights_rides_with_one(mode):
     assert [one.bias for one in checked.found[1:]].count(0) == rides
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_two_biases_of_one_weight(mode):
     def two(x, b, c, w):
         return x @ w + b + c
@@ -429,7 +447,7 @@ def test_two_biases_of_one_weight(mode):
     assert sorted([one.rides_with is None for one in checked.found[:2]]) == [False, True]
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_bias_of_another_shape_does_not_ride(mode):
     """The same dy, but summed over other axes."""
 
@@ -464,7 +482,7 @@ class Custom(keras.Model):
         return self.regular(x)
 
 
-@pytest.mark.parametrize("mode", ["graph", "eager"])
+@GRAPH_AND_EAGER
 def test_what_is_not_recognised_comes_formed_with_a_reason(mode):
     model = Custom()
     inputs = tf.constant([[1, 2, 8], [3, 1, 0]])
@@ -513,7 +531,7 @@ def test_cond_and_nested_functions_come_formed():
     assert all(len(one.rest) == 1 and not one.uses for one in checked.found)
 
 
-@pytest.mark.parametrize("mode", ["graph", "eager"])
+@GRAPH_AND_EAGER
 def test_gradients_of_recomputed_and_custom_functions_are_right(mode):
     @tf.custom_gradient
     def clipped(x):
@@ -526,7 +544,7 @@ def test_gradients_of_recomputed_and_custom_functions_are_right(mode):
     check_model(Plain(function, b=(3,), w=(5, 3), v=(3, 2)), normal(4, 5), **options(mode))
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_scalars_multiply_d(mode):
     scale = tf.Variable(1024.0)
 
@@ -554,7 +572,7 @@ def test_scalars_multiply_d(mode):
         assert checked.factors[kernel][0][1].dtype == tf.float32
 
 
-@MODES
+@GRAPH_AND_EAGER
 def test_a_common_scale_keeps_the_bias(mode):
     scale = tf.Variable(8.0)
 
@@ -584,7 +602,7 @@ def test_scaled_embedding():
     assert checked.found[0].uses[0].kind == "indexed" and not checked.found[0].rest
 
 
-@pytest.mark.parametrize("mode", ["graph", "eager"])
+@GRAPH_AND_EAGER
 def test_double_precision_is_exact(mode):
     def function(x, b, w):
         return tf.cast(tf.cast(x, tf.float64) @ tf.cast(w, tf.float64) + tf.cast(b, tf.float64), tf.float64)
@@ -907,3 +925,51 @@ def test_convolution_and_embedding_in_mixed_precision(policy):
     assert [one.bias for one in checked.found] == [None, 2, None, 4, None]
     kinds = {factors[0][1].dtype for factors in checked.factors if factors}
     assert kinds == {tf.as_dtype(policy.removeprefix("mixed_"))}
+
+
+# How a weight is used, its shape, and whether the gradient has factors in a graph. x has 4 rows of 5.
+UNUSUAL = {
+    "a part of it": (lambda x, w: x @ w[:, 1:3], (5, 4), False),
+    "beside zeros": (lambda x, w: x @ tf.concat([w, tf.zeros([2, 3])], 0), (3, 3), False),
+    "normalized": (lambda x, w: x @ tf.math.l2_normalize(w, 0), (5, 3), False),
+    "times a scalar": (lambda x, w: x @ (w * 0.5), (5, 3), True),
+    "reshaped": (lambda x, w: x @ tf.reshape(w, [5, 3]), (3, 5), True),
+    "flattened": (lambda x, w: x @ tf.reshape(w, [5, 3]), (15,), True),
+    "reshaped, transposed": (lambda x, w: x @ tf.transpose(tf.reshape(w, [3, 5])), (5, 3), True),
+    "transposed, reshaped": (lambda x, w: x @ tf.reshape(tf.transpose(w), [5, 4]), (2, 10), False),
+    "axes swapped": (lambda x, w: x @ tf.reshape(tf.transpose(w, [1, 0, 2]), [5, 4]), (2, 5, 2), False),
+    "its own product": (lambda x, w: x @ tf.matmul(w, w, transpose_b=True), (5, 3), False),
+    "elements": (lambda x, w: tf.sin(x) * w, (4, 5), False),
+    "squared": (lambda x, w: x @ tf.square(w), (5, 3), False),
+    "columns looked up": (lambda x, w: x @ tf.gather(w, [1, 0, 1], axis=1), (5, 5), False),
+    "rows in batches": (lambda x, w: x * tf.gather(w, [[1, 0], [2, 1]], batch_dims=1)[0, 0], (2, 5), False),
+    "rows by tuples": (lambda x, w: x * tf.gather_nd(w, [[1], [0], [1], [3]]), (4, 5), True),
+    "twice in one einsum": (lambda x, w: tf.einsum("ab,bc,cd->ad", x, w, w), (5, 5), None),
+    "a diagonal": (lambda x, w: tf.einsum("ab,bb->ab", x, w), (5, 5), False),
+    "a trace": (lambda x, w: x * tf.linalg.trace(w), (5, 5), False),
+    "a kernel of a filter bank": (
+        lambda x, w: tf.nn.conv1d(x[:, :, None], tf.reshape(w, [3, 1, 4]), 1, "SAME"),
+        (3, 4),
+        False,
+    ),
+    "a broadcast batch": (lambda x, w: tf.matmul(x[None], w), (3, 5, 2), False),
+    "one matrix of rank three": (lambda x, w: tf.matmul(tf.stack([x, x]), w), (1, 5, 2), False),
+    "added to a row": (lambda x, w: tf.matmul(x, tf.reshape(w, [5, 3]) + tf.ones([3])), (5, 3), True),
+}
+
+
+@GRAPH_AND_EAGER
+def test_unusual_uses_are_right_even_if_they_come_formed(mode):
+    names = {f"w{number:02d}": case for number, case in enumerate(UNUSUAL.values())}
+
+    def function(x, *weights):
+        parts = [case[0](x, w) for case, w in zip(names.values(), weights, strict=True)]
+        return tf.concat([tf.reshape(part, [-1]) for part in parts], 0)
+
+    shapes = {name: case[1] for name, case in names.items()}
+    checked = check_model(Plain(function, **shapes), normal(4, 5), dynamic=False, eager=mode == "eager")
+    if mode == "graph":
+        recognised = {name: not one.rest for name, one in zip(UNUSUAL, checked.found, strict=True)}
+        wanted = {name: case[2] for name, case in UNUSUAL.items() if case[2] is not None}
+        assert {name: recognised[name] for name in wanted} == wanted
+    assert all(bool(one.rest) == bool(one.reason) for one in checked.found)

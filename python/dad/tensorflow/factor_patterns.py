@@ -544,9 +544,15 @@ class Patterns:
             raise Declined("a product of matrices of unknown shape")
         if any(operand.shape.rank is None for operand in operands):
             raise Declined("a product of matrices of unknown shape")
+        self._check_operands(operands)
         self._check_path(path, tuple(sizes))
         use = MatrixUse(self.nodes, operands, rows_first, tuple(sizes), path, variable.shape, variable.dtype)
         return [use]
+
+    def _check_operands(self, operands):
+        """A product of weights has no rows that belong to samples."""
+        if any(self.nodes.variable_handle(operand) is not None for operand in operands):
+            raise Declined("a product with a variable, and not with the input of a layer")
 
     def _check_path(self, path, sizes):
         """A transpose of anything but the matrix itself would mix rows and columns."""
@@ -571,6 +577,7 @@ class Patterns:
 
     def _einsum_uses(self, node, operands, result, hidden, shape, path, variable):
         equation = self._equation(operands, result, self._label_sizes(node.inputs, operands, result, shape))
+        self._check_operands(node.inputs)
         self._check_path(path, equation.sizes[::-1] if equation.is_reversed else equation.sizes)
         return [EinsumUse(self.nodes, node.inputs, equation, path, variable.shape, variable.dtype)]
 

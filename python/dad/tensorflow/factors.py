@@ -290,6 +290,8 @@ class _Walk:
         else:
             found.rest = [self._formed(rest) for rest in rests]
         found.reason = _joined(rest.reason for rest in rests)
+        if self._variable.shape.rank < 2 and found.reason.startswith("made by the op"):
+            found.reason = "a vector, as in a norm, and no bias of a layer"
         return found
 
     def _as_rest(self, term):
