@@ -68,7 +68,8 @@ class Found:
 
 @plain
 def find(gradients: Sequence[Any], variables: Sequence[Any], recorder: Recorder | None = None) -> list[Found]:
-    """In eager mode it needs the recorder that was active while the gradients were computed."""
+    """What each gradient is made of. In eager mode it needs the recorder that listened while gradients were
+    computed; links are seen only if it listened in the forward pass, too."""
     nodes = Nodes(recorder)
     variables = [unwrap(variable) for variable in variables]
     walks = [
@@ -110,7 +111,6 @@ class _Walk:
         if gradient is None:
             return
         if not variable.shape.is_fully_defined():
-            self._terms = [_Rest(gradient, Path(), "of a variable of unknown shape")]
             return
         if isinstance(gradient, tf.IndexedSlices):
             self._terms = self._of_slices(gradient)
@@ -268,9 +268,11 @@ class _Walk:
         return tuple(sorted(terms, key=repr))
 
     def finish(self, summed) -> Found:
-        if not self._terms:
-            layout = plain_layout(self._variable.shape if self._variable.shape.is_fully_defined() else ())
-            return Found(layout, reason="no gradient")
+        is_known = self._variable.shape.is_fully_defined()
+        if self._gradient is None:
+            return Found(plain_layout(self._variable.shape if is_known else ()), reason="no gradient")
+        if not is_known:
+            return Found(plain_layout(()), rest=[self._gradient], reason="a variable of unknown shape")
         uses = [use for term in self._terms if isinstance(term, list) for use in term]
         rests = [self._as_rest(term) for term in self._terms if not isinstance(term, list)]
         for use in uses:
