@@ -114,18 +114,19 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
   if (cancellation_ != nullptr) {
     token_ = cancellation_->get_cancellation_token();
     const bool registered = cancellation_->RegisterCallback(token_, [self = shared_from_this()] {
-      RunLater([self] { self->Finish(absl::CancelledError("the step was cancelled"), nullptr); });
+      RunLater([self] { self->Finish(absl::CancelledError("the step was cancelled"), false); });
     });
     if (!registered) {
       cancellation_ = nullptr;
-      return Finish(absl::CancelledError("the step was cancelled"), nullptr);
+      return Finish(absl::CancelledError("the step was cancelled"), false);
     }
   }
   const bool is_stray = requests[0].stream == 0;
   ThePhases().Begin(context_->step_id(), is_stray);
-  std::vector<std::shared_ptr<dad::Ticket>> tickets;
+  Tickets tickets;  // its own: the last to end drops those of the call
   for (dad::Request& request : requests) {
     tickets.push_back(engine->Submit(std::move(request)));
+    tickets_.push_back(tickets.back());
     tickets.back()->OnDone([self = shared_from_this(), ticket = tickets.back()](
                                const Status& status) { self->PartDone(status, ticket); });
   }
@@ -149,16 +150,13 @@ void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ti
     if (--num_open_ > 0) return;
   }
   ThePhases().End(ticket);
-  RunLater([self = shared_from_this(), ticket] {
-    self->Finish(ToTensorFlow(self->first_error_), ticket.get());
-  });
+  RunLater([self = shared_from_this()] { self->Finish(ToTensorFlow(self->first_error_), true); });
 }
 
-void Call::Fail(const Status& status) { Finish(ToTensorFlow(status), nullptr); }
+void Call::Fail(const Status& status) { Finish(ToTensorFlow(status), false); }
 
-void Call::Finish(const absl::Status& status, const dad::Ticket* ticket) {
+void Call::Finish(const absl::Status& status, bool ended) {
   if (finished_.exchange(true)) return;
-  const bool cancelled = ticket == nullptr;
   if (cancellation_ != nullptr) cancellation_->DeregisterCallback(token_);
   if (!status.ok()) {
     context_->SetStatus(status);
@@ -167,14 +165,15 @@ void Call::Finish(const absl::Status& status, const dad::Ticket* ticket) {
       if (gathered_[i]) context_->set_output(static_cast<int>(i), *gathered_[i]);
     }
     if (on_success_) {
-      if (absl::Status set = on_success_(context_, *ticket); !set.ok()) context_->SetStatus(set);
+      if (absl::Status set = on_success_(context_, tickets_); !set.ok()) context_->SetStatus(set);
     }
   }
   on_success_ = nullptr;
-  if (!cancelled) {
+  if (ended) {
     // The next op may then work in the memory of the result.
     held_.clear();
     gathered_.clear();
+    tickets_.clear();
   }
   auto done = std::move(done_);
   done();

@@ -34,8 +34,9 @@ class Call : public std::enable_shared_from_this<Call> {
   void Hold(tensorflow::Tensor tensor) { held_.push_back(std::move(tensor)); }
 
   // Sends the requests. `done` is called once all have ended or the step is cancelled.
-  // `on_success` may set outputs; it gets the ticket of the request that ended last.
-  using OnSuccess = std::function<absl::Status(tensorflow::OpKernelContext*, const dad::Ticket&)>;
+  // `on_success` may set outputs; it gets the tickets in the order of the requests.
+  using Tickets = std::vector<std::shared_ptr<dad::Ticket>>;
+  using OnSuccess = std::function<absl::Status(tensorflow::OpKernelContext*, const Tickets&)>;
   void Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success = nullptr);
 
   // Ends the call with an error.
@@ -43,11 +44,12 @@ class Call : public std::enable_shared_from_this<Call> {
 
  private:
   void PartDone(const dad::Status& status, const std::shared_ptr<dad::Ticket>& ticket);
-  void Finish(const absl::Status& status, const dad::Ticket* ticket);
+  void Finish(const absl::Status& status, bool ended);
 
   tensorflow::OpKernelContext* const context_;
   tensorflow::AsyncOpKernel::DoneCallback done_;
   OnSuccess on_success_;
+  Tickets tickets_;
   std::vector<tensorflow::Tensor> held_;
   std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made
   tensorflow::CancellationManager* cancellation_ = nullptr;

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "board.h"
 #include "call.h"
 #include "dad/engine.h"
 #include "tensor_adapter.h"
@@ -182,8 +183,8 @@ class Alltoall final : public Collective {
     std::vector<Request> requests;
     requests.push_back(std::move(request));
     call->Start(std::move(requests), user_waits(),
-                [](OpKernelContext* result, const dad::Ticket& ticket) {
-                  const std::vector<int64_t>& received = ticket.received_splits();
+                [](OpKernelContext* result, const Call::Tickets& tickets) {
+                  const std::vector<int64_t>& received = tickets[0]->received_splits();
                   Tensor* rows = nullptr;
                   absl::Status status = result->allocate_output(
                       1, tensorflow::TensorShape({static_cast<int64_t>(received.size())}), &rows);
@@ -211,7 +212,7 @@ class BroadcastVariables final : public Collective {
     });
     if (!requests.ok()) return call->Fail(requests.status());
     call->Start(std::move(requests).value(), user_waits(),
-                [replaced](OpKernelContext*, const dad::Ticket&) {
+                [replaced](OpKernelContext*, const Call::Tickets&) {
                   for (Replacement& replacement : *replaced) {
                     tensorflow::mutex_lock lock(*replacement.variable->mu());
                     *replacement.variable->tensor() = replacement.value;
@@ -263,11 +264,13 @@ class Join final : public Collective {
     std::vector<Request> requests;
     requests.push_back(MakeRequest(context, 0));
     call->Start(std::move(requests), user_waits(),
-                [](OpKernelContext* result, const dad::Ticket& ticket) {
+                [](OpKernelContext* result, const Call::Tickets& tickets) {
                   Numbers().Restart();
+                  CountJoin();
                   Tensor* last = nullptr;
                   absl::Status status = result->allocate_output(0, {}, &last);
-                  if (status.ok()) last->scalar<int32_t>()() = static_cast<int32_t>(ticket.value());
+                  if (status.ok())
+                    last->scalar<int32_t>()() = static_cast<int32_t>(tickets[0]->value());
                   return status;
                 });
   }

@@ -9,6 +9,8 @@
 //                a running number
 //   stream       requests of different streams never wait for each other
 //   user_waits   whether nothing else is submitted before this is done: eager calls
+#include <vector>
+
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -123,6 +125,97 @@ REGISTER_OP("DadAlltoall")
     .Output("received_splits: int32")
     .SetIsStateful()
     .SetShapeFn(AlltoallShape);
+
+// The plan (board.h) of this step. pairs: those of this graph, by their places in the plan; counts:
+// the rows, indexed rows and samples that this rank has of each; has_rows: whether the graph can
+// give factors of it.
+REGISTER_OP("DadPlan")
+    .Attr("board: int")
+    .Attr("trace: int")
+    .Attr("pairs: list(int)")
+    .Attr("has_rows: list(bool)")
+    .Input("counts: int64")
+    .Output("as_rows: bool")   // for each pair
+    .Output("in_chain: bool")  // for each pair
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* c) {
+      std::vector<bool> has_rows;
+      TF_RETURN_IF_ERROR(c->GetAttr("has_rows", &has_rows));
+      for (int i = 0; i < 2; ++i) {
+        c->set_output(i, c->Vector(static_cast<int64_t>(has_rows.size())));
+      }
+      return absl::OkStatus();
+    });
+
+absl::Status GivenShapes(InferenceContext* c) {
+  std::vector<tensorflow::PartialTensorShape> shapes;
+  TF_RETURN_IF_ERROR(c->GetAttr("shapes", &shapes));
+  for (size_t i = 0; i < shapes.size(); ++i) {
+    ShapeHandle shape;
+    TF_RETURN_IF_ERROR(c->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+    c->set_output(static_cast<int>(i), shape);
+  }
+  return absl::OkStatus();
+}
+
+// Pairs of a weight and a bias by the methods that the plan has for them.
+//   parts   what comes of each pair: "pair=0;rows=1;indexed=0;dense=0;bias=1;begin=0": its place in
+//           the plan; how many (A, D) and (index, rows); whether a formed part of the weight's
+//           gradient comes, as out x columns; whether there is a bias, of which the gradient comes;
+//           where the D of each (A, D) begin among the outputs
+//   names   of each pair: the weight's, and the bias's if there is one
+// Results: of each pair the weight's gradient, and the bias's.
+REGISTER_OP("DadExchange")
+    .Attr("board: int")
+    .Attr("parts: list(string) >= 1")
+    .Attr("names: list(string)")
+    .Attr("T: list(type)")
+    .Attr("dtypes: list({half, bfloat16, float, double})")
+    .Attr("shapes: list(shape)")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("as_rows: bool")  // that the plan has been made
+    .Input("loss_scale: double")
+    .Input("tensors: T")
+    .Output("results: dtypes")
+    .SetIsStateful()
+    .SetShapeFn(GivenShapes);
+
+// Layers of which each one's delta follows from that of the next, by the chains that the plan makes
+// of them. Of each comes A, D, the number of samples, its weight as out x columns and its bias, if
+// there is one. The results of those that are in no chain are empty.
+REGISTER_OP("DadExchangeChain")
+    .Attr("board: int")
+    .Attr("parts: list(string) >= 1")
+    .Attr("names: list(string)")
+    .Attr("T: list(type)")
+    .Attr("dtypes: list({half, bfloat16, float, double})")
+    .Attr("shapes: list(shape)")
+    .Attr("reduce_op: int")
+    .Attr("prescale: string = '1'")
+    .Attr("postscale: string = '1'")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Attr("user_waits: bool = false")
+    .Input("as_rows: bool")
+    .Input("loss_scale: double")
+    .Input("tensors: T")
+    .Output("results: dtypes")
+    .SetIsStateful()
+    .SetShapeFn(GivenShapes);
+
+// Unless the gradients were finite, what the stream's last requests applied is kept: the step is
+// left out.
+REGISTER_OP("DadReturnLast")
+    .Attr("process_set: int = 0")
+    .Attr("stream: int = 0")
+    .Input("finite: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("DadJoin")
     .Attr("user_waits: bool = false")

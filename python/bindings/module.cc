@@ -5,6 +5,7 @@
 #include <pybind11/stl.h>
 
 #include <cstdlib>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -103,6 +104,69 @@ dad::Request Bare(dad::OpKind kind, int process_set = 0, std::vector<int> ranks 
   request.process_set = process_set;
   request.ranks = std::move(ranks);
   return request;
+}
+
+// Every rank's bytes, in the order of the set's ranks; joined ones have none.
+std::vector<py::bytes> GatherBytes(const std::string& name, const std::string& mine,
+                                   int process_set) {
+  std::shared_ptr<dad::Engine> engine = Running();
+  // Each contribution has a head of its own, since an allgather tells no borders.
+  const int64_t size = static_cast<int64_t>(mine.size());
+  std::string with_head(reinterpret_cast<const char*>(&size), sizeof(size));
+  with_head += mine;
+  auto gathered = std::make_shared<std::string>();
+  dad::Request request;
+  request.name = name;
+  request.kind = dad::OpKind::kAllGather;
+  request.process_set = process_set;
+  dad::Contribution contribution;
+  contribution.input.data = with_head.data();
+  contribution.input.dtype = dad::DType::kUint8;
+  contribution.input.shape = {static_cast<int64_t>(with_head.size())};
+  request.tensors.push_back(std::move(contribution));
+  request.allocate = [gathered](int, dad::DType,
+                                const dad::Shape& shape) -> dad::Result<dad::TensorView> {
+    gathered->resize(static_cast<size_t>(shape[0]));
+    dad::TensorView view;
+    view.data = gathered->data();
+    view.dtype = dad::DType::kUint8;
+    view.shape = shape;
+    return view;
+  };
+  Status status;
+  {
+    py::gil_scoped_release release;
+    status = engine->Submit(std::move(request))->Wait();
+  }
+  Check(status);
+  std::vector<py::bytes> all;
+  for (size_t at = 0; at + sizeof(int64_t) <= gathered->size();) {
+    int64_t count = 0;
+    std::memcpy(&count, gathered->data() + at, sizeof(count));
+    at += sizeof(count);
+    all.emplace_back(gathered->data() + at, static_cast<size_t>(count));
+    at += static_cast<size_t>(count);
+  }
+  return all;
+}
+
+// The sum of so many zeros: it takes what a dense gradient of that size takes.
+void ReduceZeros(const std::string& name, int64_t count, int process_set) {
+  std::shared_ptr<dad::Engine> engine = Running();
+  py::gil_scoped_release release;
+  std::vector<float> zeros(static_cast<size_t>(count));
+  dad::Request request;
+  request.name = name;
+  request.process_set = process_set;
+  dad::Contribution contribution;
+  contribution.input.data = zeros.data();
+  contribution.input.dtype = dad::DType::kFloat32;
+  contribution.input.shape = {count};
+  contribution.output = contribution.input;
+  request.tensors.push_back(std::move(contribution));
+  const Status status = engine->Submit(std::move(request))->Wait();
+  py::gil_scoped_acquire acquire;
+  Check(status);
 }
 
 // States cross as (name, dtype, shape, bytes).
@@ -233,6 +297,10 @@ PYBIND11_MODULE(_core, m) {
   m.def(
       "barrier", [](int process_set) { RunBare(Bare(dad::OpKind::kBarrier, process_set)); },
       py::arg("process_set") = 0);
+
+  m.def("gather_bytes", &GatherBytes, py::arg("name"), py::arg("mine"), py::arg("process_set"));
+
+  m.def("reduce_zeros", &ReduceZeros, py::arg("name"), py::arg("count"), py::arg("process_set"));
 
   m.def("plugin_status", [](const std::string& name) {
     const Status status = dad::PluginAvailable(name, PluginDir());

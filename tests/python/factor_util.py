@@ -143,7 +143,7 @@ def methods():
 @contextlib.contextmanager
 def slow_link():
     """`exact` sees a link on which bytes count."""
-    from dad.torch import link
+    from dad import link
 
     rate = link._link_rate
     link._link_rate = lambda process_set: 1e5

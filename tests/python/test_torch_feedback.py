@@ -11,7 +11,8 @@ try:
     import torch
     from torch import nn
 
-    from dad.torch import states
+    from dad import states
+    from dad.torch.checkpoint import as_arrays, as_tensors
 except ImportError:
     torch = None
 
@@ -44,7 +45,7 @@ def net():
 
 
 def shares_of(optimizer):
-    return states.saved_shares(optimizer.state_dict()["dad"])
+    return as_tensors(states.saved_shares(as_arrays(optimizer.state_dict()["dad"])))
 
 
 class Ledger:

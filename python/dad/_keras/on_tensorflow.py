@@ -10,7 +10,15 @@ from dad._keras.settings import Settings
 from dad.tensorflow.compression import Compression, resolve
 from dad.tensorflow.gradients import GradientReducer, is_active, new_stream
 
-__all__ = ["Compression", "broadcast_variables", "collectives", "is_active", "make_reducer", "resolve"]
+__all__ = [
+    "Compression",
+    "broadcast_variables",
+    "collectives",
+    "is_active",
+    "make_reducer",
+    "resolve",
+    "track_state",
+]
 
 
 def make_reducer(settings: Settings, name: str) -> GradientReducer:
@@ -27,6 +35,16 @@ def make_reducer(settings: Settings, name: str) -> GradientReducer:
         settings.device_sparse,
         new_stream(settings.process_set),
     )
+
+
+def track_state(optimizer: Any) -> None:
+    """What the optimizer keeps for lossy methods becomes a part of tf.train.Checkpoint."""
+    from dad.tensorflow.compressor_state import CheckpointedState
+
+    state = CheckpointedState(
+        lambda: optimizer._dad.save_state(), lambda data: optimizer._dad.load_state(data)
+    )
+    optimizer._track_trackable(state, "dad_state", overwrite=True)
 
 
 def tensor(value: Any) -> Any:

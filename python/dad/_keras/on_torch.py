@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,29 +13,33 @@ import torch
 import dad.torch as collectives
 from dad import compression as _methods
 from dad._keras.settings import Settings
+from dad._lib import _core
 from dad.basics import Average, Max
-from dad.compression import PerLayer
+from dad.plan_table import plan_rows
+from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
+from dad.state_bytes import from_bytes, to_bytes
+from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
+from dad.torch.gradient_sync import GradientSync
 from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
 
-__all__ = ["Compression", "broadcast_variables", "collectives", "is_active", "make_reducer", "resolve"]
-
-_DENSE = ("none", "fp16", "bf16")
+__all__ = [
+    "Compression",
+    "broadcast_variables",
+    "collectives",
+    "is_active",
+    "make_reducer",
+    "resolve",
+    "track_state",
+]
 
 
 def resolve(compression: Any) -> Any:
-    """A method that Keras has on torch, from what a user gave; None: what DAD_COMPRESSION says."""
+    """A method, from what a user gave; None: what DAD_COMPRESSION says."""
     if hasattr(compression, "compress"):
         return compression
-    method = _methods.from_environment() if compression is None else _methods.resolve(compression)
-    for inner in method.methods.values() if isinstance(method, PerLayer) else [method]:
-        if not hasattr(inner, "compress") and inner.name not in _DENSE:
-            raise ValueError(
-                f"compression method {inner.name!r} is not part of this version of dad for Keras, "
-                f"which has {', '.join(_DENSE)}, and classes with compress and decompress"
-            )
-    return method
+    return _methods.from_environment() if compression is None else _methods.resolve(compression)
 
 
 def is_active(process_set: ProcessSet) -> bool:
@@ -59,7 +64,9 @@ class GradientReducer:
         return id(variable) in self._local
 
     @torch.no_grad()
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def __call__(
+        self, gradients: Sequence[Any], variables: Sequence[Any], loss_scale: Any = None
+    ) -> list[Any]:
         results = list(gradients)
         if not is_active(self.settings.process_set):
             return results
@@ -80,6 +87,20 @@ class GradientReducer:
             for i, gradient in finish(synchronize(handle)):
                 results[i] = gradient
         return results
+
+    def reduced_scaled(self, gradients: Sequence[Any]) -> None:
+        """Of a scaled loss: if these are not finite the step is left out."""
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it, and why."""
+        return []
+
+    def save_state(self) -> bytes:
+        """What this rank keeps between steps; empty if it keeps nothing."""
+        return b""
+
+    def load_state(self, data: bytes) -> None:
+        """Nothing is kept by casts."""
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
         seen: collections.Counter[str] = collections.Counter()
@@ -134,8 +155,89 @@ class GradientReducer:
         return handle, finish
 
 
+class MethodReducer(GradientReducer):
+    """By methods that are planned for: dad.torch's GradientSync, which sends while backward() runs. Of the
+    first step nothing was seen when it comes here: it goes dense."""
+
+    def __init__(self, settings: Settings, name: str) -> None:
+        super().__init__(settings, name)
+        if settings.backward_passes_per_step > 1:
+            raise ValueError(
+                f"compression={self.compression.spec()!r} does not go with backward_passes_per_step > 1 on "
+                "the torch backend of Keras, where gradients are sent while backward() runs"
+            )
+        self._sync: GradientSync | None = None
+        self._saved: dict[str, Any] | None = None
+
+    def __call__(
+        self, gradients: Sequence[Any], variables: Sequence[Any], loss_scale: Any = None
+    ) -> list[Any]:
+        if not is_active(self.settings.process_set):
+            return list(gradients)
+        if self._sync is None:
+            self._sync = self._start_sync(variables)
+            if loss_scale is not None:
+                self._sync.loss_scale = lambda: float(getattr(loss_scale, "value", loss_scale))
+            dense = GradientReducer(replace(self.settings, compression=Compression.none), self.name)
+            dense._local = self._local
+            return dense(gradients, variables)
+        self._sync.synchronize()
+        results = [variable.value.grad for variable in variables]
+        if self.settings.scale_local_gradients:
+            size = self.settings.process_set.size()
+            for i, variable in enumerate(variables):
+                if self.is_local(variable) and results[i] is not None:
+                    results[i] = results[i] / size
+        return results
+
+    def _start_sync(self, variables: Sequence[Any]) -> GradientSync:
+        settings = self.settings
+        sync = GradientSync(
+            compression=self.compression,
+            op=settings.op,
+            passes=1,
+            predivide=settings.gradient_predivide_factor,
+            sparse_as_dense=settings.sparse_as_dense,
+            process_set=settings.process_set,
+            weighted=False,
+        )
+        named = [
+            (name, variable.value)
+            for name, variable in zip(self._names(variables), variables, strict=True)
+            if not self.is_local(variable) and not getattr(variable, "overwrite_with_gradient", False)
+        ]
+        params = {id(variable): variable.value for variable in variables}
+        groups = settings.groups if isinstance(settings.groups, list | tuple) else []
+        sync.add(named, [[params[id(v)] for v in group if id(v) in params] for group in groups])
+        if self._saved is not None:
+            sync.load(as_tensors(self._saved))
+        return sync
+
+    def reduced_scaled(self, gradients: Sequence[Any]) -> None:
+        if not all(bool(g.isfinite().all()) for g in gradients if g is not None):
+            self._sync.return_last()
+
+    def plan(self) -> list[dict[str, Any]]:
+        if self._sync is None:
+            return super().plan()
+        choices = self._sync.plan.choices if self._sync.plan is not None else []
+        size = self.settings.process_set.size()
+        return plan_rows(self._sync.slots.values(), choices, size, "asked for", _core.stats()["tensors"])
+
+    def save_state(self) -> bytes:
+        return b"" if self._sync is None else to_bytes(as_arrays(self._sync.save()))
+
+    def load_state(self, data: bytes) -> None:
+        self._saved = from_bytes(data)
+
+
 def make_reducer(settings: Settings, name: str) -> GradientReducer:
-    return GradientReducer(settings, name)
+    planned = has_planned_method(resolve(settings.compression))
+    return (MethodReducer if planned else GradientReducer)(settings, name)
+
+
+def track_state(optimizer: Any) -> None:
+    """Checkpoints of torch have what the user puts into them."""
 
 
 def tensor(value: Any) -> Any:

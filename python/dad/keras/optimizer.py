@@ -10,6 +10,7 @@ from dad._keras.settings import Settings
 from dad.arguments import gradient_groups
 from dad.basics import Average, Sum
 from dad.keras import patches
+from dad.keras.compressor_state import SavedState
 from dad.keras.framework import framework
 from dad.process_sets import ProcessSet, global_process_set
 
@@ -38,6 +39,15 @@ class DistributedMixin:
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays on this rank."""
         self._dad.register_local(var)
+
+    @property
+    def _dad_state(self) -> Any:
+        """What Keras saves with the optimizer: see compressor_state.py."""
+        return SavedState(self)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it, and why; what CompressionReport() prints."""
+        return self._dad.plan()
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
         if not self._dad_is_reduced and not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
@@ -146,6 +156,7 @@ def _with_mixin(optimizer: Any, settings: Settings) -> Any:
     _save_as(distributed, cls)
     wrapped = object.__new__(distributed)
     wrapped.__dict__.update(vars(optimizer))
+    framework().track_state(wrapped)
     return wrapped
 
 

@@ -55,7 +55,9 @@ def _patch_loss_scale() -> None:
         if not isinstance(inner, DistributedMixin) or inner._dad_is_reduced:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
-        grads = inner._dad(list(grads), variables)
+        scale = self.dynamic_scale if self.built else self.initial_scale
+        grads = inner._dad(list(grads), variables, loss_scale=scale)
+        inner._dad.reduced_scaled(grads)
         object.__setattr__(inner, "_dad_is_reduced", True)
         try:
             return original(self, grads, None if trainable_variables is None else variables)

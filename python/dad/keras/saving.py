@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from dad.keras import patches
+from dad.keras.compressor_state import read_state
 from dad.keras.optimizer import DistributedOptimizer
 
 
@@ -27,5 +28,8 @@ def load_model(
     model = keras.models.load_model(filepath, custom_objects={**names, **(custom_objects or {})})
     if getattr(model, "optimizer", None) is not None:
         model.optimizer = DistributedOptimizer(model.optimizer, compression=compression)
+        inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+        if state := read_state(filepath):
+            inner._dad.load_state(state)
         patches.leave_jit(model)
     return model

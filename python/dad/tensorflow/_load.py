@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 from pathlib import Path
 from typing import Any
@@ -34,4 +35,20 @@ def _load() -> Any:
     return tf.load_op_library(str(_LIB_DIR / "libdad_tensorflow.so"))
 
 
+def _functions() -> ctypes.CDLL:
+    """What is not an op."""
+    library = ctypes.CDLL(str(_LIB_DIR / "libdad_tensorflow.so"))
+    int64, text = ctypes.c_int64, ctypes.c_char_p
+    library.dad_tf_new_board.restype = int64
+    library.dad_tf_drop_board.argtypes = [int64]
+    library.dad_tf_set_board.argtypes = [int64, text, int64]
+    library.dad_tf_fail_board.argtypes = [int64, text]
+    library.dad_tf_ask_again.argtypes = [int64]
+    library.dad_tf_take_notes.argtypes = [int64, ctypes.POINTER(int64), int64]
+    library.dad_tf_take_notes.restype = int64
+    library.dad_tf_num_joins.restype = int64
+    return library
+
+
 lib = _load()
+library = _functions()

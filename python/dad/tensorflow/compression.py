@@ -55,17 +55,10 @@ _COMPRESSORS = {c.name: c for c in (NoneCompressor, FP16Compressor, BF16Compress
 
 
 def resolve(compression: Any) -> Any:
-    """A method that TensorFlow has, from what a user gave; None: what DAD_COMPRESSION says."""
+    """A method, from what a user gave; None: what DAD_COMPRESSION says."""
     if hasattr(compression, "compress"):
         return compression
-    method = _methods.from_environment() if compression is None else _methods.resolve(compression)
-    for inner in method.methods.values() if isinstance(method, PerLayer) else [method]:
-        if not hasattr(inner, "compress") and inner.name not in _COMPRESSORS:
-            raise ValueError(
-                f"compression method {inner.name!r} is not part of this version of dad for TensorFlow, "
-                f"which has {', '.join(_COMPRESSORS)}, and classes with compress and decompress"
-            )
-    return method
+    return _methods.from_environment() if compression is None else _methods.resolve(compression)
 
 
 def compressor(compression: Any, tensor_name: str = "") -> Any:
@@ -73,4 +66,12 @@ def compressor(compression: Any, tensor_name: str = "") -> Any:
     method = resolve(compression)
     if isinstance(method, PerLayer):
         method = method.method_for(tensor_name)
-    return method if hasattr(method, "compress") else _COMPRESSORS[method.name]
+    if hasattr(method, "compress"):
+        return method
+    if method.name not in _COMPRESSORS:
+        raise ValueError(
+            f"compression {method.name!r} keeps state from step to step: give it to DistributedOptimizer or "
+            f"DistributedGradientTape; a single collective takes {', '.join(_COMPRESSORS)}, or a class with "
+            "compress and decompress"
+        )
+    return _COMPRESSORS[method.name]

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import collections
 import os
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from dad._lib import _core
 from dad.arguments import set_id
-from dad.basics import Adasum, Average, Max
+from dad.basics import Adasum, Average, Max, Sum
+from dad.plan_table import plan_rows
+from dad.planned_methods import has_planned_method, planned_method
 from dad.process_sets import ProcessSet, global_process_set
+from dad.state_bytes import from_bytes, to_bytes
+from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
+from dad.tensorflow.exchange import FLOATING, MethodExchange
 from dad.tensorflow.graph import is_eager, plain, wire_name
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
 
@@ -48,6 +56,26 @@ def _key(variable: Any) -> int:
     return id(resource(variable))
 
 
+@dataclass(frozen=True)
+class _Row:
+    """A tensor of a plan."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: tf.DType
+    compressor: Any
+    method: Any = None
+    planned: bool = False
+
+    @property
+    def element_bytes(self) -> int:
+        return self.dtype.size
+
+    @property
+    def floating(self) -> bool:
+        return self.dtype.is_floating
+
+
 class GradientReducer:
     """Reduces the gradients of variables over the ranks. One per optimizer, or per tape."""
 
@@ -77,6 +105,14 @@ class GradientReducer:
         self.devices = (device_dense, device_sparse)
         self.stream = stream
         self._local: dict[int, Any] = {}  # by id; the variable stays alive with it
+        self._rows: dict[str, _Row] = {}
+        self.by_method: MethodExchange | None = None  # of an optimizer; tapes have theirs in common
+        self.has_methods = has_planned_method(self.compression)
+        if self.has_methods and op not in (Average, Sum):
+            raise ValueError(
+                f"compression={self.compression.spec()!r} works for op=Average and op=Sum only: other "
+                "ops need the whole gradient of every rank"
+            )
 
     def register_local(self, variable: Any) -> None:
         """The gradient of this variable stays on this rank."""
@@ -86,16 +122,32 @@ class GradientReducer:
         return _key(variable) in self._local
 
     @plain
-    def __call__(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        loss_scale: Any = None,
+        recorder: Any = None,
+    ) -> list[Any]:
+        """loss_scale: what the loss was multiplied with. recorder: of eager gradients (factors.py)."""
         results = list(gradients)
         if not is_active(self.process_set):
             return results
+        names = self._names(variables)
+        self._note(names, variables)
+        planned = [
+            i for i, gradient in enumerate(results) if self._is_planned(gradient, variables[i], names[i])
+        ]
+        if planned:
+            picked = [[values[i] for i in planned] for values in (results, variables, names)]
+            reduced = self._exchange(picked[1])(*picked, loss_scale, recorder)
+            for i, gradient in zip(planned, reduced, strict=True):
+                results[i] = gradient
         if self.sparse_as_dense:
             results = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in results]
-        names = self._names(variables)
         dense = []
         for i, gradient in enumerate(results):
-            if gradient is None:
+            if gradient is None or i in planned:
                 continue
             if self.is_local(variables[i]):
                 results[i] = self._scale_local(gradient)
@@ -112,6 +164,91 @@ class GradientReducer:
                 results[i] = gradient
         return results
 
+    def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
+        for name, variable in zip(names, variables, strict=True):
+            if name not in self._rows and not self.is_local(variable):
+                method = planned_method(self.compression, name)
+                self._rows[name] = _Row(
+                    name,
+                    tuple(variable.shape),
+                    tf.as_dtype(variable.dtype),
+                    compressor("none" if method is not None else self.compression, name),
+                )
+
+    # What plan() tells, and what is kept between steps
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor that has been reduced: what is sent for it, and why."""
+        if not is_active(self.process_set):
+            return []
+        exchange = self.by_method
+        planned = exchange.board.tensors if exchange is not None else {}
+        choices = exchange.board.plan.choices if exchange is not None and exchange.board.plan else []
+        rows = [
+            replace(row, method=planned[name].method, planned=planned[name].planned)
+            if name in planned
+            else row
+            for name, row in self._rows.items()
+        ]
+        stats = _core.stats()["tensors"]
+        measured = {name: stats[w] for name in self._rows if (w := self.method_name(name)) in stats}
+        why = "no method asked for" if self.compression.name == "none" else "asked for"
+        return plan_rows(rows, choices, self.process_set.size(), why, measured)
+
+    def save_state(self) -> bytes:
+        """This rank's residuals and warm starts; empty if there are none."""
+        if self.by_method is None or not self.by_method.board.tensors:
+            return b""
+        return to_bytes(self.by_method.board.save())
+
+    def load_state(self, data: bytes) -> None:
+        """Goes on with the state of the rank of the same number."""
+        if self.has_methods and is_active(self.process_set):
+            if self.by_method is None:
+                self.by_method = self._new_exchange(self.stream)
+            self.by_method.saved = from_bytes(data)
+
+    def reduced_scaled(self, gradients: Sequence[Any]) -> None:
+        """Of a scaled loss: if these are not finite the step is left out, and what it would have applied is
+        kept."""
+        if self.by_method is None:
+            return
+        parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
+        finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
+        lib.dad_return_last(finite=finite, process_set=set_id(self.process_set), stream=self.stream)
+
+    def _is_planned(self, gradient: Any, variable: Any, name: str) -> bool:
+        if gradient is None or not self.has_methods or self.is_local(variable):
+            return False
+        replaces = getattr(variable, "overwrite_with_gradient", False)
+        floating = resource(variable).dtype in FLOATING
+        return not replaces and floating and planned_method(self.compression, name) is not None
+
+    def _exchange(self, variables: Sequence[Any]) -> MethodExchange:
+        """An optimizer has one. Tapes are made anew in every step: those with the same settings and the same
+        variables go on with one another's state."""
+        if self.stream != TAPE_STREAM:
+            if self.by_method is None:
+                self.by_method = self._new_exchange(self.stream)
+            found = self.by_method
+        else:
+            resources = [resource(variable) for variable in variables]
+            settings = (self.compression.spec(), self.op, self.prescale, self.process_set.process_set_id)
+            key = (*settings, *(id(variable) for variable in resources))
+            if key not in _of_tapes:
+                _of_tapes[key] = self._new_exchange(new_stream(self.process_set))
+                weakref.finalize(resources[0], _of_tapes.pop, key, None)
+            found = _of_tapes[key]
+        if not is_eager():
+            # Its ops know the board only by number.
+            graph = tf.compat.v1.get_default_graph()
+            graph._dad_exchanges = [*getattr(graph, "_dad_exchanges", []), found]
+        return found
+
+    def _new_exchange(self, stream: int) -> MethodExchange:
+        scales = (self.prescale, self.postscale)
+        return MethodExchange(self.compression, self.op, scales, self.process_set, stream, self.method_name)
+
     def _names(self, variables: Sequence[Any]) -> list[str]:
         """Unique, also where variables share a name."""
         seen: collections.Counter[str] = collections.Counter()
@@ -121,6 +258,10 @@ class GradientReducer:
             seen[name] += 1
             names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
         return names
+
+    def method_name(self, name: str) -> str:
+        """One for all graphs: it names what is kept between steps."""
+        return f"{self.name}/{name}"
 
     def _wire_name(self, name: str) -> str:
         return wire_name("gradient", f"{self.name}/{name}", ignore_name_scope=True)
@@ -202,6 +343,9 @@ class GradientReducer:
                 c.decompress(t, context)
                 for c, t, (_, context) in zip(chosen, reduced, compressed, strict=True)
             ]
+
+
+_of_tapes: dict[Any, MethodExchange] = {}
 
 
 def refuse_adasum(op: int) -> None:

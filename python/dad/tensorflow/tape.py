@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,8 +11,9 @@ import tensorflow as tf
 from dad.arguments import gradient_groups
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.factors import Recorder
 from dad.tensorflow.gradients import GradientReducer
-from dad.tensorflow.graph import plain
+from dad.tensorflow.graph import is_eager, plain
 from dad.tensorflow.ops import resource
 
 
@@ -35,10 +37,17 @@ class _DistributedTape:
     ) -> Any:
         """The gradients of `target`, reduced over the ranks; in the structure of `sources`."""
         flat = tf.nest.flatten(sources)
-        gradients = super().gradient(  # type: ignore[misc]
-            target, [resource(source) for source in flat], output_gradients, **kwargs
-        )
-        return tf.nest.pack_sequence_as(sources, self._dad(gradients, flat))
+        variables = [resource(source) for source in flat]
+        recorder = Recorder() if self._dad.has_methods and is_eager() else None
+        with recorder if recorder is not None else contextlib.nullcontext():
+            gradients = super().gradient(  # type: ignore[misc]
+                target, variables, output_gradients, **kwargs
+            )
+        return tf.nest.pack_sequence_as(sources, self._dad(gradients, flat, recorder=recorder))
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor that has been reduced: what is sent for it, and why."""
+        return self._dad.plan()
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False

@@ -41,6 +41,7 @@ from dad.errors import (
     ReplicaError,
 )
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
+from dad.torch.checkpoint import merge_states
 from dad.torch.compression import Compression
 from dad.torch.functions import (
     allgather_object,
@@ -79,5 +80,4 @@ from dad.torch.ops import (
 )
 from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas
-from dad.torch.states import merge_states
 from dad.torch.sync_batch_norm import SyncBatchNorm

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import torch
 
 from dad.basics import Adasum, Max
+from dad.plan_table import plan_rows
 from dad.process_sets import ProcessSet
 from dad.torch.compression import compressor
 from dad.torch.naming import Named, new_names
 from dad.torch.ops import allreduce_, allreduce_async_, synchronize
-from dad.torch.plan import plan_rows
 
 
 class DeltaOptimizer:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dad import compression as _methods
-from dad.compression import Method, PerLayer
+from dad.compression import PerLayer
 
 
 class NoneCompressor(_methods.NoCompression):
@@ -67,11 +67,3 @@ def compressor(compression: Any, tensor_name: str = "") -> Any:
             f"a single collective takes {', '.join(_COMPRESSORS)}, or a class with compress and decompress"
         )
     return _COMPRESSORS[method.name]
-
-
-def method_name(chosen: Any) -> str:
-    """How a plan calls what compressor() gave."""
-    is_ours = isinstance(chosen, Method) or (isinstance(chosen, type) and issubclass(chosen, Method))
-    if is_ours:
-        return "dense" if chosen.name == "none" else chosen.name
-    return getattr(chosen, "__name__", type(chosen).__name__)

@@ -13,12 +13,13 @@ import torch
 
 from dad import compression as _methods
 from dad import planner
+from dad.link import product_rate
+from dad.plan_table import plan_rows
+from dad.planned_methods import planned_method
 from dad.torch import capture
 from dad.torch.compression import compressor
-from dad.torch.link import product_rate
-from dad.torch.observe import layers_of, observe, observing_mode, planned_method
-from dad.torch.plan import plan_rows
-from dad.torch.slots import Slot
+from dad.torch.observe import layers_of, observe, observing_mode
+from dad.torch.slots import Slot, multiply
 
 # No optimizer has these numbers.
 _owners = itertools.count(-1, -1)
@@ -51,7 +52,7 @@ def plan(
     costs = planner.Costs(
         size=size,
         bytes_per_second=rate,
-        flops_per_second=product_rate(),
+        flops_per_second=product_rate(multiply),
         seed=_methods.seed_from_environment(),
     )
     choices = planner.make_plan(layers_of(planned, [seen] * size), costs).choices

@@ -30,27 +30,22 @@ from dad import planner
 from dad.basics import Average, Sum
 from dad.compression import Exact
 from dad.errors import MismatchError
+from dad.link import measure_costs
 from dad.log import log
+from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
+from dad.state_keeper import StateKeeper
+from dad.states import Place, saved_shares
 from dad.torch import capture, clipping, grad_scaler, ops
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
+from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import compressor
 from dad.torch.functions import allgather_object
 from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
-from dad.torch.link import measure_costs
 from dad.torch.naming import Named
-from dad.torch.observe import (
-    layers_of,
-    looks_at_variance,
-    observe,
-    observing_mode,
-    planned_method,
-    warm_up_steps,
-)
-from dad.torch.slots import Slot, materialise, materialise_bias
-from dad.torch.state_keeper import StateKeeper
-from dad.torch.states import Place, saved_shares
+from dad.torch.observe import layers_of, observe, observing_mode
+from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 
 # Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
 # user's own collectives.
@@ -80,6 +75,7 @@ class GradientSync:
         self.predivide = predivide
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
+        self.loss_scale = grad_scaler.loss_scale  # what this step's loss is multiplied with
         self.stream = next(_streams[process_set.process_set_id])
         self._owner = next(_capture_owners)
         self.units: list[Unit] = []
@@ -181,7 +177,7 @@ class GradientSync:
     def scales(self, feedback: bool = False) -> tuple[float, float]:
         """Before and after the sum. What is kept between steps is kept without the loss scale."""
         if feedback:
-            loss_scale = grad_scaler.loss_scale()
+            loss_scale = self.loss_scale()
             return 1.0 / loss_scale, loss_scale
         if self.wire_op() == Average and self.predivide != 1.0:
             return 1.0 / self.predivide, self.predivide
@@ -210,14 +206,15 @@ class GradientSync:
         there was anything."""
         if slot.kept is None or (slot.param.grad is not None and slot.param.grad.is_sparse):
             return False
-        factor = grad_scaler.loss_scale()
+        factor = self.loss_scale()
         if self._weight is not None:
             if self._weight.samples() == 0:
                 return False
             factor /= self.share()
         elif self.op == Average:
             factor *= self.process_set.size()
-        slot.add_to_gradient(slot.kept.to(slot.param.dtype).reshape(slot.param.shape) * factor)
+        kept = torch.from_numpy(slot.kept).to(slot.param.dtype).reshape(slot.param.shape)
+        slot.add_to_gradient(kept * factor)
         slot.returned, slot.kept = slot.kept, None
         return True
 
@@ -375,7 +372,7 @@ class GradientSync:
             return
         self.replan_wanted = False
         weighs_time = any(isinstance(slot.method, Exact) for slot in held)
-        costs = measure_costs(self.process_set, measures_rates=weighs_time)
+        costs = measure_costs(self.process_set, weighs_time, multiply)
         made = planner.make_plan(layers_of(held, seen), costs)
         names = {slot.name for slot in held}
         others = self.plan.choices if self.plan is not None else []
@@ -489,8 +486,10 @@ class GradientSync:
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
             "too_large": [slot.name for slot in self.slots.values() if slot.too_large],
-            **self._keeper.save(),
-            "kept": {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None},
+            **as_tensors(self._keeper.save()),
+            "kept": as_tensors(
+                {slot.name: slot.kept for slot in self.slots.values() if slot.kept is not None}
+            ),
         }
 
     def load(self, saved: dict[str, Any]) -> None:
@@ -498,6 +497,7 @@ class GradientSync:
         number, and with other methods, what this rank has kept is taken over in the form that fits
         (states.py); a rank with a number that there was not, or that was given another rank's state,
         begins with nothing kept."""
+        saved = as_arrays(saved)
         self.steps = saved["steps"]
         self._keeper.drop()
         self._forget_plan()

@@ -14,10 +14,10 @@ import torch
 
 from dad.log import log
 from dad.planner import Choice, Link
+from dad.states import keeps_gradients
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
 from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows
-from dad.torch.states import keeps_gradients
 
 if TYPE_CHECKING:
     from dad.torch.gradient_sync import GradientSync

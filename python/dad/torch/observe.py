@@ -8,45 +8,15 @@ from typing import Any
 
 import torch
 
-from dad import compression as _methods
+from dad.planned_methods import looks_at_variance
 from dad.planner import Layer, Link, Observation
 from dad.torch._load import _torch
 from dad.torch.slots import Slot, as_matrix
-
-_BY_VARIANCE = (_methods.Vgc, _methods.VgcStrom)
-_PLANNED = (
-    *(_methods.Dad, _methods.Exact, _methods.RankDad, _methods.PowerSgd, _methods.Int8, _methods.Qsgd),
-    *(*_BY_VARIANCE, _methods.Strom, _methods.TopK, _methods.Auto),
-)
-# auto's dense steps: the first gradients are the least like those that follow.
-_AUTO_WARM_UP = 5
-
-
-def planned_method(compression: Any, name: str) -> Any:
-    """The method of a tensor, if it is one that is planned for."""
-    method = compression
-    if isinstance(method, _methods.PerLayer):
-        method = method.method_for(name)
-    return method if isinstance(method, _PLANNED) else None
-
-
-def has_planned_method(compression: Any) -> bool:
-    methods = compression.methods.values() if isinstance(compression, _methods.PerLayer) else [compression]
-    return any(isinstance(method, _PLANNED) for method in methods)
-
-
-def looks_at_variance(method: Any) -> bool:
-    return isinstance(method, _BY_VARIANCE)
 
 
 def observing_mode(method: Any) -> str:
     """How a tensor is captured in the step that a plan is made of."""
     return "samples" if looks_at_variance(method) else "rows"
-
-
-def warm_up_steps(method: Any) -> int:
-    steps = getattr(method, "warmup_steps", 0)
-    return max(steps, _AUTO_WARM_UP) if isinstance(method, _methods.Auto) else steps
 
 
 def observe(slots: Sequence[Slot], sparse_as_dense: bool = False, passes: int = 1) -> dict[str, Observation]:

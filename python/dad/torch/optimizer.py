@@ -14,14 +14,14 @@ import torch
 from dad import compression as _methods
 from dad._lib import _core
 from dad.basics import Adasum, Average, Sum, rank, size
+from dad.plan_table import format_plan, plan_rows
+from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
 from dad.torch.adasum import DeltaOptimizer
 from dad.torch.gradient_sync import GradientSync
 from dad.torch.naming import name_parameters, new_names, split_groups
-from dad.torch.observe import has_planned_method
 from dad.torch.ops import allreduce
-from dad.torch.plan import format_plan, plan_rows
 
 _PLAN_STEP = 2  # DAD_PLAN prints after this many steps with a plan
 

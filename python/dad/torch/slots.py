@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 
 from dad.torch._load import _torch
@@ -28,8 +29,8 @@ class Slot:
     mode: str = "off"  # how the plan wants it captured
     segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
     buffer: torch.Tensor | None = None  # the last result: its memory serves again
-    kept: torch.Tensor | None = None  # this rank's share in what an earlier plan has not applied (states.py)
-    returned: torch.Tensor | None = None  # `kept` that went into this step's gradient, should it be skipped
+    kept: np.ndarray | None = None  # this rank's share in what an earlier plan has not applied (states.py)
+    returned: np.ndarray | None = None  # `kept` that went into this step's gradient, should it be skipped
     # What a plan did not foresee, for the next one.
     rows_seen: int = 0
     indexed_seen: int = 0
@@ -40,6 +41,23 @@ class Slot:
     # Micro-batches as samples, where a method looks at the variance of what comes formed.
     squares: torch.Tensor | None = None  # Σ over this step's passes of what each added to .grad, squared
     before_pass: torch.Tensor | None = None  # .grad as the last pass has left it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.param.shape)
+
+    @property
+    def element_bytes(self) -> int:
+        return self.param.element_size()
+
+    @property
+    def floating(self) -> bool:
+        return self.param.is_floating_point()
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        """Of what is kept of it between steps."""
+        return np.dtype(np.float64 if self.param.dtype == torch.float64 else np.float32)
 
     def add_square(self) -> None:
         """A backward pass is over: what it added to .grad is one sample."""
@@ -146,3 +164,8 @@ def materialise_bias(bias: torch.Tensor, segments: Sequence[Any]) -> torch.Tenso
             begin, end = segment.out_begin, segment.out_begin + segment.d.shape[1]
             total[begin:end] += segment.d.to(total.dtype).sum(0)
     return total
+
+
+def multiply(d: np.ndarray, a: np.ndarray) -> torch.Tensor:
+    """dᵀ a, as torch does it with its number of threads."""
+    return torch.mm(torch.from_numpy(d).t(), torch.from_numpy(a))

@@ -23,11 +23,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+import numpy as np
 
 from dad.planner import Choice, Plan
 
-Tensors = dict[str, torch.Tensor]
+Tensors = dict[str, np.ndarray]
+Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ def layout(choice: Choice, size: int) -> tuple[Any, ...]:
     return (choice.kind, choice.biases, size, *(choice.option(option) for option in options))
 
 
-def shares(tensors: Tensors, choice: Choice, shapes: dict[str, torch.Size], place: Place) -> Tensors:
+def shares(tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Place) -> Tensors:
     """v_w of the tensors of a request, from its state."""
     (weight, bias), *_ = choice.own()
     shape = shapes[weight]
@@ -70,7 +71,8 @@ def shares(tensors: Tensors, choice: Choice, shapes: dict[str, torch.Size], plac
             return {}
         flat = tensors["residual"] / (place.size if place.average else 1)
         names = [weight] if bias is None else [weight, bias]
-        parts = flat.split([shapes[name].numel() for name in names])
+        ends = np.cumsum([math.prod(shapes[name]) for name in names])
+        parts = np.split(flat, ends[:-1])
         return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
     rows = shape[0]
     columns = math.prod(shape[1:]) + (bias is not None)
@@ -82,7 +84,7 @@ def shares(tensors: Tensors, choice: Choice, shapes: dict[str, torch.Size], plac
     return {weight: total[:, :-1].reshape(shape), bias: total[:, -1].reshape(shapes[bias])}
 
 
-def state(kept: Tensors, choice: Choice, place: Place, dtype: torch.dtype) -> Tensors:
+def state(kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> Tensors:
     """The state of a request that has still to apply these shares."""
     (weight, bias), *_ = choice.own()
     parts = [kept.get(weight), kept.get(bias) if bias is not None else None]
@@ -90,29 +92,29 @@ def state(kept: Tensors, choice: Choice, place: Place, dtype: torch.dtype) -> Te
         return {}
     factor = place.size if place.average else 1
     if choice.kind == "int8":
-        return {"rank_residual": (factor * parts[0]).to(dtype).reshape(-1)}
+        return {"rank_residual": (factor * parts[0]).astype(dtype).reshape(-1)}
     rows, _, columns = choice.option("layer").partition(":")[0].partition("x")
-    matrix = torch.zeros(int(rows), int(columns), dtype=dtype) if parts[0] is None else parts[0].to(dtype)
+    matrix = np.zeros((int(rows), int(columns)), dtype) if parts[0] is None else parts[0].astype(dtype)
     matrix = factor * matrix.reshape(int(rows), int(columns))
-    column = torch.zeros(int(rows), dtype=dtype) if parts[1] is None else factor * parts[1].to(dtype)
+    column = np.zeros(int(rows), dtype) if parts[1] is None else factor * parts[1].astype(dtype)
     if choice.option("feedback") == "rows":
-        with_bias = matrix if bias is None else torch.cat([matrix, column.reshape(-1, 1)], 1)
+        with_bias = matrix if bias is None else np.concatenate([matrix, column.reshape(-1, 1)], 1)
         return _as_rows(with_bias)
     flat = matrix.reshape(-1)
-    flat = flat if bias is None else torch.cat([flat, column.reshape(-1)])
+    flat = flat if bias is None else np.concatenate([flat, column.reshape(-1)])
     if choice.kind == "low_rank":
         return {"rank_residual": flat}
     if choice.option("rule") not in ("vgc", "vgc_strom"):
         return {"residual": flat}
-    return {"residual": flat, "variance": flat.square().clamp(max=torch.finfo(dtype).max)}
+    return {"residual": flat, "variance": np.minimum(flat * flat, np.finfo(dtype).max)}
 
 
-def _int8_share(tensors: Tensors, choice: Choice, shape: torch.Size, place: Place) -> torch.Tensor:
-    total = torch.zeros(math.prod(shape), dtype=_dtype(tensors))
+def _int8_share(tensors: Tensors, choice: Choice, shape: Shape, place: Place) -> np.ndarray:
+    total = np.zeros(math.prod(shape), _dtype(tensors))
     if "rank_residual" in tensors:
         total += tensors["rank_residual"] / (place.size if place.average else 1)
     if "owner_residual" in tensors:
-        begin, end = int8_piece(total.numel(), int(choice.option("bucket")), place.size, place.rank)
+        begin, end = int8_piece(total.size, int(choice.option("bucket")), place.size, place.rank)
         total[begin:end] += tensors["owner_residual"]
     return total.reshape(shape)
 
@@ -124,34 +126,34 @@ def int8_piece(count: int, bucket: int, size: int, rank: int) -> tuple[int, int]
     return begin, end
 
 
-def _low_rank_residual(tensors: Tensors, side: str, rows: int, columns: int, bias: bool) -> torch.Tensor:
+def _low_rank_residual(tensors: Tensors, side: str, rows: int, columns: int, bias: bool) -> np.ndarray:
     """E as a matrix, the bias its last column."""
-    total = torch.zeros(rows, columns, dtype=_dtype(tensors))
+    total = np.zeros((rows, columns), _dtype(tensors))
     if side + "residual" in tensors:
         flat = tensors[side + "residual"]
         total[:, : columns - bias] += flat[: rows * (columns - bias)].reshape(rows, columns - bias)
         if bias:
             total[:, -1] += flat[rows * (columns - 1) :]
     if side + "pending_d" in tensors:  # was sent, and is subtracted with the next step's gradient
-        total -= tensors[side + "pending_d"].t() @ tensors[side + "pending_a"]
+        total -= tensors[side + "pending_d"].T @ tensors[side + "pending_a"]
     if side + "rows_d" in tensors:
-        total += tensors[side + "rows_d"].t() @ tensors[side + "rows_a"]
+        total += tensors[side + "rows_d"].T @ tensors[side + "rows_a"]
     return total
 
 
-def _as_rows(matrix: torch.Tensor) -> Tensors:
-    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+def _as_rows(matrix: np.ndarray) -> Tensors:
+    u, s, v = np.linalg.svd(matrix, full_matrices=False)
     count = int((s > 0).sum())
     if count == 0:
         return {}
     return {
-        "rank_rows_d": (u[:, :count] * s[:count]).t().contiguous(),
-        "rank_rows_a": v[:count].contiguous(),
+        "rank_rows_d": np.ascontiguousarray((u[:, :count] * s[:count]).T),
+        "rank_rows_a": np.ascontiguousarray(v[:count]),
     }
 
 
-def _dtype(tensors: Tensors) -> torch.dtype:
-    return next((tensor.dtype for tensor in tensors.values()), torch.float32)
+def _dtype(tensors: Tensors) -> np.dtype:
+    return next((tensor.dtype for tensor in tensors.values()), np.dtype(np.float32))
 
 
 # Checkpoints
@@ -161,7 +163,7 @@ def saved_shares(saved: dict[str, Any]) -> Tensors:
     """v_w of all tensors of a saved state."""
     place = Place(saved["size"], saved["rank"], saved["average"])
     total = dict(saved["kept"])
-    shapes = {name: torch.Size(shape) for name, shape, *_ in saved["tensors"]}
+    shapes = {name: tuple(shape) for name, shape, *_ in saved["tensors"]}
     for choice in Plan.from_dict(saved["kept_by"]).choices:
         tensors = saved["states"].get(choice.layers[0])
         if tensors:
@@ -172,37 +174,3 @@ def saved_shares(saved: dict[str, Any]) -> Tensors:
 def add_shares(total: Tensors, more: Tensors) -> None:
     for name, share in more.items():
         total[name] = total[name] + share if name in total else share
-
-
-def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, Any]]:
-    """The optimizer states of all ranks (state_dict() of each), for another number of ranks: one for each new
-    rank, to be given to its load_state_dict(). Nothing that a rank had kept for later steps is lost.
-
-    Without it a rank takes over what the rank of the same number has saved, and what ranks that are gone
-    have kept is lost: fine when ranks are added.
-    """
-    if new_size < 1:
-        raise ValueError(f"new_size={new_size} is not possible; 1 or more")
-    if not states:
-        raise ValueError("states is empty: it has the state_dict() of every rank")
-    if all("dad" not in state for state in states):
-        return [dict(states[0]) for _ in range(new_size)]
-    size = len(states)
-    by_rank = {state["dad"]["rank"]: state for state in states if "dad" in state}
-    wrong_size = [state["dad"]["size"] for state in by_rank.values() if state["dad"]["size"] != size]
-    if sorted(by_rank) != list(range(size)) or wrong_size:
-        raise ValueError(
-            f"states are those of ranks {sorted(by_rank)} of {(wrong_size or [size])[0]}; "
-            f"all of them are needed, each once"
-        )
-    if new_size == size:
-        return [by_rank[rank] for rank in range(size)]
-    merged = []
-    for rank in range(new_size):
-        kept: Tensors = {}
-        for old in range(rank, size, new_size):
-            add_shares(kept, saved_shares(by_rank[old]["dad"]))
-        new = {**by_rank[0]["dad"], "size": new_size, "rank": rank, "plan": None, "states": {}, "kept": kept}
-        new["kept_by"] = Plan().as_dict()
-        merged.append({**by_rank[0], "dad": new})
-    return merged

@@ -2,16 +2,42 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from dad import planner
-from dad.torch.compression import method_name
-from dad.torch.slots import Slot
+from dad.compression import Method
+
+
+class Planned(Protocol):
+    """A tensor of which a plan tells."""
+
+    name: str
+    compressor: Any  # what it goes by without a plan
+    method: Any  # one that is planned for, or None
+    planned: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def element_bytes(self) -> int: ...
+
+    @property
+    def floating(self) -> bool: ...
+
+
+def method_name(chosen: Any) -> str:
+    """How a plan calls a compressor."""
+    is_ours = isinstance(chosen, Method) or (isinstance(chosen, type) and issubclass(chosen, Method))
+    if is_ours:
+        return "dense" if chosen.name == "none" else chosen.name
+    return getattr(chosen, "__name__", type(chosen).__name__)
 
 
 def plan_rows(
-    slots: Iterable[Slot],
+    slots: Iterable[Planned],
     choices: Sequence[planner.Choice],
     size: int,
     why: str,
@@ -39,11 +65,11 @@ def plan_rows(
     return rows
 
 
-def _row(slot: Slot, share: float, method: str, why: str, sent: float) -> dict[str, Any]:
-    dense = share * slot.param.numel() * slot.param.element_size()
+def _row(slot: Planned, share: float, method: str, why: str, sent: float) -> dict[str, Any]:
+    dense = share * math.prod(slot.shape) * slot.element_bytes
     return {
         "name": slot.name,
-        "shape": tuple(slot.param.shape),
+        "shape": tuple(slot.shape),
         "rows": None,  # of factors; a dense tensor has none
         "method": method,
         "why": why,
@@ -54,21 +80,19 @@ def _row(slot: Slot, share: float, method: str, why: str, sent: float) -> dict[s
     }
 
 
-def _unplanned_row(slot: Slot, share: float, why: str, measured: Any) -> dict[str, Any]:
+def _unplanned_row(slot: Planned, share: float, why: str, measured: Any) -> dict[str, Any]:
     method = method_name(slot.compressor)
-    itemsize = (
-        2 if method in ("fp16", "bf16") and slot.param.is_floating_point() else slot.param.element_size()
-    )
+    itemsize = 2 if method in ("fp16", "bf16") and slot.floating else slot.element_bytes
     if slot.method is not None:
         method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
-    row = _row(slot, share, method, why, share * slot.param.numel() * itemsize)
+    row = _row(slot, share, method, why, share * math.prod(slot.shape) * itemsize)
     if measured and measured["steps"]:
         row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
     return row
 
 
 def _planned_row(
-    slot: Slot, share: float, choice: planner.Choice, place: int, measured: Any
+    slot: Planned, share: float, choice: planner.Choice, place: int, measured: Any
 ) -> dict[str, Any]:
     first = next(name for name, _ in choice.own())
     method, why = planner.describe(choice), choice.why

@@ -1,0 +1,466 @@
+"""The plan of an optimizer or tape: Python's side of tf_ops/board.h.
+
+A graph is made once and runs often, so what it sends is not decided when it is made. Every step begins with
+the op DadPlan, which knows how many rows the batch has. As long as nothing has changed it answers by itself;
+else it asks here, on a thread of its own, and the step waits: after the warm-up, when a request said that
+some rank wants a new plan, after a join, with a new engine. All ranks come here in the same step, since all
+have seen the same.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import hashlib
+import itertools
+import json
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dad import planner
+from dad._lib import _core
+from dad.basics import Average
+from dad.compression import Exact
+from dad.errors import MismatchError
+from dad.link import measure_costs
+from dad.log import log
+from dad.planned_methods import warm_up_steps
+from dad.planner import Choice, Layer, Link, Observation, Plan
+from dad.process_sets import ProcessSet
+from dad.state_keeper import StateKeeper
+from dad.states import Place, saved_shares
+from dad.tensorflow._load import library
+
+# Bits of what a request ends with (dad_core/include/dad/ticket.h).
+_WANTS_PLAN, _NOT_FINITE, _TOO_LARGE, _RANK_SHIFT = 1, 2, 4, 8
+_BY_LAYER = ("factor", "low_rank", "sparse")
+_LOSSY = ("low_rank", "sparse", "int8", "qsgd")  # in units without loss scale
+_MOST_NOTES = 4096
+_NEVER = -1
+
+
+@dataclass
+class Tensor:
+    """A variable, in the order of the wire."""
+
+    name: str
+    method: Any
+    out: int
+    columns: int
+    shape: tuple[int, ...]  # on the wire; a vector has one dimension
+    element_bytes: int
+    dtype: str
+    compressor: Any = None
+    floating: bool = True
+    planned: bool = False
+    too_large: bool = False
+    kept: np.ndarray | None = None
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+
+
+@dataclass
+class Pair:
+    """A weight and its bias, or a tensor by itself, as one graph has them."""
+
+    weight: str
+    bias: str | None
+    has_rows: bool
+    row_bytes: int = 0
+    dense: bool = False  # of its gradient a part comes formed
+    reason: str = ""
+    link: Link | None = None
+    bias_reason: str = ""
+
+
+@dataclass
+class Trace:
+    """What a graph was found to have."""
+
+    pairs: list[Pair]
+    places: list[int] = field(default_factory=list)  # of the pairs on the board
+
+
+class Board:
+    """One for each optimizer, and for each tape with the same settings."""
+
+    def __init__(
+        self,
+        process_set: ProcessSet,
+        stream: int,
+        op: int,
+        wire_name: Callable[[str], str],
+    ) -> None:
+        self.process_set = process_set
+        self.op = op
+        self.tensors: dict[str, Tensor] = {}
+        self.plan: Plan | None = None
+        self.id = library.dad_tf_new_board()
+        self._stream = stream
+        self._traces: dict[int, Trace] = {}
+        self._places: dict[tuple[str, str | None], int] = {}
+        self._keeper = StateKeeper(process_set, stream, wire_name)
+        self._steps = 0  # before the board's first one
+        self._seen_steps = 0  # of the board
+        self._joins = library.dad_tf_num_joins()
+        self._postponed = _NEVER
+        self._unsure = True  # some ranks may go on from a checkpoint
+        self._said: set[str] = set()
+        _boards[self.id] = self
+        weakref.finalize(self, library.dad_tf_drop_board, self.id)
+
+    # When a graph is made
+
+    def add_tensors(self, tensors: Sequence[Tensor]) -> None:
+        for tensor in tensors:
+            if tensor.name not in self.tensors:
+                self.tensors[tensor.name] = tensor
+
+    def add_trace(self, pairs: Sequence[Pair]) -> tuple[int, list[int]]:
+        """Its number, and the places of its pairs on the board."""
+        for number, trace in self._traces.items():
+            if trace.pairs == pairs:
+                return number, trace.places
+        trace = Trace(list(pairs))
+        for pair in pairs:
+            place = self._places.setdefault((pair.weight, pair.bias), len(self._places))
+            trace.places.append(place)
+        number = next(_trace_numbers)
+        self._traces[number] = trace
+        library.dad_tf_ask_again(self.id)
+        return number, trace.places
+
+    # While it runs
+
+    def begin_step(self, trace: int, steps: int, counts: np.ndarray) -> None:
+        """Leaves on the board how this step's tensors are sent."""
+        self._seen_steps = steps
+        wants_plan = self._take_notes()
+        self._meet_changes()
+        held = [
+            tensor
+            for tensor in self.tensors.values()
+            if (wants_plan or not tensor.planned) and warm_up_steps(tensor.method) <= self._now()
+        ]
+        if held and self._postponed != self._joins:
+            self._make_plan(held, self._traces[trace], counts)
+        self._write()
+
+    def _now(self) -> int:
+        return self._steps + self._seen_steps
+
+    def _take_notes(self) -> bool:
+        """Whether some rank wants a new plan."""
+        buffer = (ctypes.c_int64 * (3 * _MOST_NOTES))()
+        count = library.dad_tf_take_notes(self.id, buffer, _MOST_NOTES)
+        pairs = list(self._places)
+        wants_plan = False
+        for i in range(count):
+            place, of_bias, value = buffer[3 * i : 3 * i + 3]
+            name = pairs[place][1 if of_bias else 0]
+            wants_plan |= bool(value & _WANTS_PLAN)
+            if value & _TOO_LARGE:
+                self.tensors[name].too_large = True
+            if value & _NOT_FINITE and self._say_once(f"finite {name}"):
+                number = value >> _RANK_SHIFT
+                log.warning(
+                    'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
+                    "and what was kept of it is as before; this is said once",
+                    name,
+                    f"rank {self.process_set.ranks[number - 1]}" if number else "some rank",
+                )
+        return wants_plan
+
+    def _meet_changes(self) -> None:
+        """Ranks that may have parted compare; if they differ they begin anew."""
+        joins = library.dad_tf_num_joins()
+        outdated = self.plan is not None and self.plan.size != self.process_set.size()
+        if joins == self._joins and not self._unsure and not outdated:
+            return
+        self._joins = joins
+        self._unsure = False
+        choices = json.dumps(self.plan.as_dict() if self.plan is not None else None)
+        digest = hashlib.sha256(choices.encode()).hexdigest()
+        all_ranks = self._gather("agree", [self._now(), outdated, digest])
+        all_steps, all_outdated, digests = zip(*all_ranks, strict=True)
+        self._steps += max(all_steps) - self._now()
+        if any(all_outdated) or len(set(digests)) > 1:
+            self._forget_plan()
+
+    def _gather(self, what: str, mine: Any) -> list[Any]:
+        name = f"{what}.{self._stream}"
+        data = json.dumps(mine).encode()
+        return [json.loads(one) for one in _core.gather_bytes(name, data, self.process_set.process_set_id)]
+
+    def _forget_plan(self) -> None:
+        self._keeper.hand_over([], list(self.tensors.values()), self._place())
+        self.plan = None
+        for tensor in self.tensors.values():
+            tensor.planned = False
+
+    # Plans
+
+    def _make_plan(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> None:
+        seen = self._share(held, self._observe(held, trace, counts))
+        if len(seen) < self.process_set.size():
+            self._postponed = self._joins  # who has joined would not know of it
+            return
+        weighs_time = any(isinstance(tensor.method, Exact) for tensor in held)
+        costs = measure_costs(self.process_set, weighs_time)
+        layers = [
+            Layer(
+                name=tensor.name,
+                out=tensor.out,
+                columns=tensor.columns,
+                element_bytes=tensor.element_bytes,
+                floating=tensor.floating,
+                method=tensor.method,
+                seen=tuple(one.get(tensor.name, Observation(used=False)) for one in seen),
+            )
+            for tensor in held
+        ]
+        made = planner.make_plan(layers, costs)
+        names = {tensor.name for tensor in held}
+        others = self.plan.choices if self.plan is not None else []
+        kept = [choice for choice in others if not names.intersection(choice.layers)]
+        self.plan = Plan([*made.choices, *kept], made.size)
+        for tensor in held:
+            tensor.planned = True
+        self._keeper.hand_over(made.choices, held, self._place())
+        self._say_what_does_not_fit(made.choices)
+
+    def _observe(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> dict[str, Observation]:
+        names = {tensor.name for tensor in held}
+        seen = {}
+        for pair, (rows, indexed, samples) in zip(trace.pairs, counts.reshape(-1, 3).tolist(), strict=True):
+            if pair.weight in names:
+                seen[pair.weight] = Observation(
+                    rows=rows,
+                    indexed_rows=indexed,
+                    samples=samples,
+                    row_bytes=pair.row_bytes,
+                    dense=pair.dense or not pair.has_rows,
+                    bias=pair.bias if pair.has_rows else None,
+                    link=pair.link,
+                    reason=pair.reason,
+                    too_large=self.tensors[pair.weight].too_large,
+                )
+            if pair.bias is not None and pair.bias in names:
+                # What rides has no gradient of its own.
+                seen[pair.bias] = Observation(
+                    dense=not pair.has_rows,
+                    used=not pair.has_rows,
+                    reason=pair.bias_reason,
+                    too_large=self.tensors[pair.bias].too_large,
+                )
+        return seen
+
+    def _share(self, held: list[Tensor], mine: dict[str, Observation]) -> list[dict[str, Observation]]:
+        """What every rank has seen. MismatchError, on all of them, if they do not plan for the same."""
+        described = {tensor.name: [str(tensor.shape), tensor.dtype, tensor.method.spec()] for tensor in held}
+        packet = [
+            self.process_set.rank(),
+            described,
+            {name: dataclasses.asdict(observation) for name, observation in mine.items()},
+        ]
+        all_ranks = self._gather("plan", packet)
+        first, wanted, _ = all_ranks[0]
+        for rank, tensors, _ in all_ranks[1:]:
+            for name in {**wanted, **tensors}:
+                here, there = (" ".join(of.get(name, ["nothing"])) for of in (wanted, tensors))
+                if here != there:
+                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
+        return [{name: _observation(one) for name, one in seen.items()} for *_, seen in all_ranks]
+
+    def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            name = choice.layers[0]
+            tensor = self.tensors[name]
+            if choice.fallback and self._say_once(f"fit {name}") and self.process_set.rank() == 0:
+                # A model has many vectors, for which no factor method is made.
+                say = log.info if len(tensor.shape) < 2 else log.warning
+                way = planner.describe(choice)
+                say('"%s" is not sent by %s but %s: %s', name, tensor.method.name, way, choice.why)
+
+    def _say_once(self, what: str) -> bool:
+        if what in self._said:
+            return False
+        self._said.add(what)
+        return True
+
+    # For the kernels
+
+    def _write(self) -> None:
+        choices = self.plan.choices if self.plan is not None else []
+        chains = [choice for choice in choices if len(choice.layers) > 1 and self._is_whole(choice)]
+        singles = [choice for choice in choices if len(choice.layers) == 1]
+        ways = {choice.layers[0]: _way(choice) for choice in singles}
+        rides = {bias: weight for choice in singles for weight, bias in choice.own() if bias is not None}
+        chained = {pair for choice in chains for pair in choice.own()}
+        lines = []
+        for weight, bias in self._places:
+            alone = bias is None or rides.get(bias) != weight
+            if alone and weight in rides.values():
+                # This graph has another bias, or none, than the one that the plan was made for.
+                lines.append("\t".join(["pair", _DENSE_WAY, "0", _DENSE_WAY, "0"]))
+                library.dad_tf_ask_again(self.id)
+                continue
+            fields = ["pair", ways.get(weight, _DENSE_WAY), "0" if alone else "1"]
+            fields += [_DENSE_WAY if bias is None else ways.get(bias, _DENSE_WAY)]
+            lines.append("\t".join([*fields, str(int((weight, bias) in chained))]))
+        for choice in chains:
+            members = [
+                f"{self._places[weight, bias]}\t{int(passes)}"
+                for weight, bias, passes in zip(choice.layers, choice.biases, choice.passes, strict=True)
+            ]
+            lines.append("\t".join(["chain", _way(choice), *members]))
+        pending = [
+            warm_up_steps(tensor.method)
+            for tensor in self.tensors.values()
+            if not tensor.planned and warm_up_steps(tensor.method) > self._now()
+        ]
+        at = min(pending) - self._steps if pending else _NEVER
+        library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
+
+    def _is_whole(self, choice: Choice) -> bool:
+        """Whether a graph has the layers of a chain as the plan has them."""
+        return all(pair in self._places for pair in zip(choice.layers, choice.biases, strict=True))
+
+    # What is kept between steps
+
+    def _place(self) -> Place:
+        return Place(self.process_set.size(), self.process_set.rank(), self.op == Average)
+
+    def save(self) -> dict[str, Any]:
+        """This rank's residuals and warm starts, and the plan that they follow."""
+        place = self._place()
+        return {
+            "steps": self._now() + 1,
+            "size": place.size,
+            "rank": place.rank,
+            "average": place.average,
+            "tensors": self._described(),
+            "plan": self.plan.as_dict() if self.plan is not None else None,
+            "too_large": [tensor.name for tensor in self.tensors.values() if tensor.too_large],
+            **self._keeper.save(),
+            "kept": {name: t.kept for name, t in self.tensors.items() if t.kept is not None},
+        }
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """As GradientSync.load() of dad.torch: with the same bits on the same number of ranks, else what this
+        rank has kept in the form that fits."""
+        self._keeper.drop()
+        self.plan = None
+        for tensor in self.tensors.values():
+            tensor.planned = False
+            tensor.kept = None
+        self._steps = saved["steps"] - self._seen_steps - 1
+        mine = saved["rank"] == self.process_set.rank()
+        saved = self._under_our_names(saved)
+        plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
+        tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
+        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self._described()
+        if goes_on:
+            self.plan = plan
+            for tensor in self.tensors.values():
+                tensor.planned = True
+                tensor.too_large = tensor.name in saved["too_large"]
+            self._keeper.hand_over(plan.choices, list(self.tensors.values()), self._place())
+        if goes_on and mine:
+            self._keeper.load(saved)
+        if mine:
+            shares = saved["kept"] if goes_on else saved_shares(saved)
+            for name, tensor in self.tensors.items():
+                tensor.kept = shares.get(name)
+        self._unsure = True
+        library.dad_tf_ask_again(self.id)
+
+    def _under_our_names(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """Keras numbers layers as they are made: the same model may have other names in this process. Then
+        the order tells which tensor is which."""
+        names = [name for name, *_ in saved["tensors"]]
+        theirs = [(tuple(shape), *rest) for _, shape, *rest in saved["tensors"]]
+        ours = [tuple(rest) for _, *rest in self._described()]
+        if theirs != ours or names == list(self.tensors):
+            return saved
+        new = dict(zip(names, self.tensors, strict=True))
+
+        def renamed_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
+            if plan is None:
+                return None
+            choices = [
+                {
+                    **choice,
+                    "layers": [new[name] for name in choice["layers"]],
+                    "biases": [new.get(name) for name in choice["biases"]],
+                }
+                for choice in plan["choices"]
+            ]
+            return {**plan, "choices": choices}
+
+        return {
+            **saved,
+            "tensors": [(new[name], *rest) for name, *rest in saved["tensors"]],
+            "plan": renamed_plan(saved["plan"]),
+            "kept_by": renamed_plan(saved["kept_by"]),
+            "too_large": [new[name] for name in saved["too_large"]],
+            "states": {new[name]: tensors for name, tensors in saved["states"].items()},
+            "kept": {new[name]: share for name, share in saved["kept"].items()},
+        }
+
+    def _described(self) -> list[tuple[Any, ...]]:
+        return [(t.name, t.shape, t.dtype, t.method.spec()) for t in self.tensors.values()]
+
+
+def _observation(fields: dict[str, Any]) -> Observation:
+    link = fields["link"]
+    return Observation(**{**fields, "link": Link(**link) if link is not None else None})
+
+
+_DENSE_WAY = "\t".join(["0", "0", "0", "0", "none"])
+
+
+def _way(choice: Choice) -> str:
+    """A line for tf_ops/board.h."""
+    by_layer = choice.kind in _BY_LAYER
+    as_rows = by_layer and choice.capture != "off"
+    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.kind in _LOSSY)]
+    return "\t".join([*flags, str(min(choice.most_rows, 2**62)), choice.text])
+
+
+# The core asks by number; a board that is gone is not asked.
+_boards: weakref.WeakValueDictionary[int, Board] = weakref.WeakValueDictionary()
+_trace_numbers = itertools.count(1)
+
+
+def _plan(board_id: int, trace: int, steps: int, counts: Any, num_counts: int) -> int:
+    board = _boards.get(board_id)
+    if board is None:
+        return 2
+    try:
+        board.begin_step(trace, steps, np.ctypeslib.as_array(counts, (num_counts,)).copy())
+    except MismatchError as error:
+        library.dad_tf_fail_board(board_id, str(error).encode())
+        return 1
+    except Exception as error:
+        log.debug("planning failed", exc_info=True)
+        library.dad_tf_fail_board(board_id, f"{type(error).__name__}: {error}".encode())
+        return 2
+    return 0
+
+
+_PLANNER = ctypes.CFUNCTYPE(
+    ctypes.c_int,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_int64,
+)(_plan)
+library.dad_tf_set_planner(_PLANNER)

@@ -1,0 +1,363 @@
+"""Gradients by a method that is planned for: factors, low rank, sparse, quantised.
+
+In a graph a variable whose gradient has factors gets both ways, with a switch in front that the plan of the
+step sets: of the other way nothing runs, not even the product that forms the gradient. In eager mode the
+plan is asked first, and one op sends everything.
+
+Tensors travel in the order that torch has: a kernel of Keras is transposed on its way. So both
+frameworks put the same bytes on the wire.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from dad.arguments import set_id
+from dad.compression import Edad, Exact
+from dad.planned_methods import planned_method
+from dad.planner import Link
+from dad.process_sets import ProcessSet
+from dad.tensorflow._load import lib
+from dad.tensorflow.board import Board, Pair, Tensor
+from dad.tensorflow.factors import Found, Recorder, find
+from dad.tensorflow.graph import is_eager, plain, run_any_time
+from dad.tensorflow.ops import resource
+
+
+@dataclass
+class _Work:
+    """A pair in a graph."""
+
+    pair: Pair
+    weight: int  # by its place among the gradients
+    bias: int | None
+    found: Found
+    place: int = -1  # on the board
+
+    @property
+    def members(self) -> list[int]:
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def rest(self) -> tf.Tensor | None:
+        """What comes formed beside the uses, in the order of the wire."""
+        terms = [tf.convert_to_tensor(term) for term in self.found.rest]
+        return self.found.layout.to_wire(tf.add_n(terms)) if terms else None
+
+
+class MethodExchange:
+    """The gradients of one optimizer or tape that go by planned methods."""
+
+    def __init__(
+        self,
+        compression: Any,
+        op: int,
+        scales: tuple[float, float],
+        process_set: ProcessSet,
+        stream: int,
+        wire_name: Callable[[str], str],
+    ) -> None:
+        self.board = Board(process_set, stream, op, wire_name)
+        self._compression = compression
+        self._op = op
+        self._scales = scales
+        self._process_set = process_set
+        self._stream = stream
+        self._wire_name = wire_name
+        self.saved: dict[str, Any] | None = None  # to go on with, once the tensors are known
+
+    @plain
+    def __call__(
+        self,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        loss_scale: Any = None,
+        recorder: Recorder | None = None,
+    ) -> list[tf.Tensor]:
+        variables = [resource(variable) for variable in variables]
+        found = find(gradients, variables, recorder=recorder)
+        self.board.add_tensors(
+            [
+                self._tensor(name, variable, one)
+                for name, variable, one in zip(names, variables, found, strict=True)
+            ]
+        )
+        if self.saved is not None:
+            self.board.load(self.saved)
+            self.saved = None
+        work = self._pairs(names, variables, found)
+        as_rows, in_chain = self._plan(work)
+        scale = tf.constant(1.0, tf.float64) if loss_scale is None else tf.cast(loss_scale, tf.float64)
+        call = _Call(self, gradients, variables, names, as_rows, scale)
+        runs = self._runs(work)
+        if is_eager():
+            rows, chained = as_rows.numpy(), in_chain.numpy()
+            results: dict[int, tf.Tensor] = {}
+            for run in runs:
+                if any(chained[k] for k in run):
+                    by_chain = call.chain([work[k] for k in run])
+                    mine = [work[k] for k in run if chained[k]]
+                    results.update({i: by_chain[i] for one in mine for i in one.members})
+            single = [k for k in range(len(work)) if not chained[k]]
+            results.update(call.send([work[k] for k in single], [bool(rows[k]) for k in single]))
+            return call.gather(results, work)
+        results = {}
+        by_chain = {}
+        for run in runs:
+            any_chain = tf.reduce_any(tf.gather(in_chain, run))
+            by_chain.update(call.chain([work[k] for k in run], any_chain))
+        for k, one in enumerate(work):
+            if one.weight in by_chain:
+                results.update(call.switched(one, as_rows[k], in_chain[k], by_chain))
+            elif one.pair.has_rows:
+                results.update(call.switched(one, as_rows[k]))
+            else:
+                results.update(call.send([one], [False]))
+        return call.gather(results, work)
+
+    def _runs(self, work: Sequence[_Work]) -> list[list[int]]:
+        """Layers, from the lowest up, each of which is linked to the next."""
+        place = {one.pair.weight: k for k, one in enumerate(work)}
+        methods = {k: planned_method(self._compression, one.pair.weight) for k, one in enumerate(work)}
+        upper: dict[int, int] = {}
+        for k, one in enumerate(work):
+            link = one.pair.link
+            top = place.get(link.upper) if link is not None else None
+            if top is not None and all(isinstance(methods[i], Edad | Exact) for i in (k, top)):
+                upper.setdefault(k, top)
+        runs = []
+        for k in sorted(upper.keys() - set(upper.values())):
+            run = [k]
+            while run[-1] in upper and upper[run[-1]] not in run:
+                run.append(upper[run[-1]])
+            runs.append(run)
+        taken: set[int] = set()
+        return [run for run in runs if not (taken & set(run) or taken.update(run))]
+
+    def _tensor(self, name: str, variable: Any, found: Found) -> Tensor:
+        layout = found.layout
+        vector = variable.shape.rank < 2
+        return Tensor(
+            name=name,
+            method=planned_method(self._compression, name),
+            out=layout.out,
+            columns=layout.columns,
+            shape=(math.prod(variable.shape),) if vector else (layout.out, layout.columns),
+            element_bytes=variable.dtype.size,
+            dtype=variable.dtype.base_dtype.name,
+        )
+
+    def _pairs(self, names: Sequence[str], variables: Sequence[Any], found: Sequence[Found]) -> list[_Work]:
+        work = []
+        for i, one in enumerate(found):
+            if one.rides_with is not None:
+                continue
+            links = {use.link for use in one.uses}
+            link = links.pop() if len(one.uses) == 1 else None
+            pair = Pair(
+                weight=names[i],
+                bias=names[one.bias] if one.bias is not None else None,
+                has_rows=bool(one.uses),
+                row_bytes=max((_row_bytes(use) for use in one.uses), default=0),
+                dense=bool(one.rest),
+                reason=one.reason,
+                link=Link(names[link.upper], link.activation, link.slope) if link is not None else None,
+                bias_reason="" if one.bias is None else found[one.bias].reason,
+            )
+            work.append(_Work(pair, i, one.bias, one))
+        return work
+
+    def _plan(self, work: Sequence[_Work]) -> tuple[tf.Tensor, tf.Tensor]:
+        trace, places = self.board.add_trace([one.pair for one in work])
+        for one, place in zip(work, places, strict=True):
+            one.place = place
+        counts = [
+            (
+                _total(use.num_rows() for use in one.found.uses if use.kind == "rows"),
+                _total(use.num_rows() for use in one.found.uses if use.kind == "indexed"),
+                one.found.uses[0].num_samples() if one.found.uses else 0,
+            )
+            for one in work
+        ]
+        as_rows, in_chain = lib.dad_plan(
+            counts=[[tf.cast(count, tf.int64) for count in three] for three in counts],
+            board=self.board.id,
+            trace=trace,
+            pairs=places,
+            has_rows=[one.pair.has_rows for one in work],
+        )
+        run_any_time([as_rows])
+        return as_rows, in_chain
+
+
+FLOATING = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
+
+
+def _total(counts: Any) -> Any:
+    total: Any = 0
+    for count in counts:
+        total = count + total
+    return total
+
+
+def _row_bytes(use: Any) -> int:
+    return use.inputs[-1].dtype.size if use.kind == "indexed" else use.inputs[0].dtype.size
+
+
+class _Call:
+    """One call of a MethodExchange."""
+
+    def __init__(
+        self,
+        exchange: MethodExchange,
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+        names: Sequence[str],
+        as_rows: tf.Tensor,
+        loss_scale: tf.Tensor,
+    ) -> None:
+        self._exchange = exchange
+        self._gradients = gradients
+        self._variables = variables
+        self._names = names
+        self._as_rows = as_rows
+        self._loss_scale = loss_scale
+
+    def gather(self, results: dict[int, tf.Tensor], work: Sequence[_Work]) -> list[tf.Tensor]:
+        """The results, in the order and the shape of the variables."""
+        layouts = {one.weight: one.found.layout for one in work}
+        return [
+            layouts[i].from_wire(results[i]) if i in layouts else tf.reshape(results[i], variable.shape)
+            for i, variable in enumerate(self._variables)
+        ]
+
+    def send(self, work: Sequence[_Work], as_rows: Sequence[bool]) -> dict[int, tf.Tensor]:
+        """One op for these pairs; the results as the wire has them."""
+        parts, tensors = [], []
+        for one, by_rows in zip(work, as_rows, strict=True):
+            inputs = [use.inputs for use in one.found.uses]
+            text, given = (
+                self._rows(one, inputs, one.rest())
+                if by_rows
+                else ("rows=0;indexed=0;dense=1", [self._formed(one)])
+            )
+            parts.append(self._part(one, text))
+            tensors += [*given, *self._bias(one)]
+        return self._op(work, parts, tensors)
+
+    def chain(self, run: Sequence[_Work], any_chain: tf.Tensor | None = None) -> dict[int, tf.Tensor]:
+        """One op for layers that are linked; results of those that are in no chain are empty. In a graph it
+        runs only if some are."""
+        tensors: list[Any] = []
+        for one in run:
+            inputs: Any = one.found.uses[0].inputs
+            values = [one.found.layout.to_wire(self._variables[one.weight].read_value())]
+            if one.bias is not None:
+                values.append(tf.reshape(self._variables[one.bias].read_value(), [-1]))
+            if any_chain is not None:
+                inputs, values = (_when(any_chain, part) for part in (inputs, values))
+            tensors += [*self._rows(one, [inputs], None)[1], *values]
+        parts = [self._part(one, "rows=1;indexed=0;dense=0") for one in run]
+        return self._op(run, parts, tensors, lib.dad_exchange_chain)
+
+    def switched(
+        self,
+        one: _Work,
+        as_rows: tf.Tensor,
+        in_chain: tf.Tensor | None = None,
+        by_chain: dict[int, tf.Tensor] | None = None,
+    ) -> dict[int, tf.Tensor]:
+        """All ways, of which the plan takes one."""
+        rest = one.rest()
+        flat = [tensor for use in one.found.uses for tensor in use.inputs]
+        flat = [*flat, *([rest] if rest is not None else []), *self._bias(one)]
+        if in_chain is not None:
+            flat = _when(tf.logical_not(in_chain), flat)
+        both = [tf.raw_ops.Switch(data=tensor, pred=as_rows) for tensor in flat]
+        ways = []
+        for by_rows in (False, True):
+            mine = [side.output_true if by_rows else side.output_false for side in both]
+            inputs = []
+            for use in one.found.uses:
+                inputs.append(tuple(mine[: len(use.inputs)]))
+                mine = mine[len(use.inputs) :]
+            my_rest = mine.pop(0) if rest is not None else None
+            if by_rows:
+                text, given = self._rows(one, inputs, my_rest)
+            else:
+                formed = [use.gradient(*of) for use, of in zip(one.found.uses, inputs, strict=True)]
+                dense = one.found.layout.to_wire(tf.add_n(formed) if len(formed) > 1 else formed[0])
+                text = "rows=0;indexed=0;dense=1"
+                given = [dense if my_rest is None else dense + my_rest]
+            ways.append(self._op([one], [self._part(one, text)], [*given, *mine]))
+        if in_chain is not None:
+            ways.append({i: _when(in_chain, [by_chain[i]])[0] for i in one.members})
+        results = {}
+        for i in one.members:
+            merged = tf.raw_ops.Merge(inputs=[way[i] for way in ways]).output
+            merged.set_shape(ways[0][i].shape)
+            results[i] = merged
+        return results
+
+    def _part(self, one: _Work, text: str) -> str:
+        return f"pair={one.place};{text};bias={int(one.bias is not None)}"
+
+    def _rows(self, one: _Work, inputs: Sequence[Any], rest: tf.Tensor | None) -> tuple[str, list[Any]]:
+        rows, indexed, begins = [], [], []
+        for use, of in zip(one.found.uses, inputs, strict=True):
+            first, second = use.factors(*of)
+            samples = tf.cast(use.num_samples(), tf.int64)
+            if use.kind == "indexed":
+                indexed += [first, second, samples]
+            else:
+                rows += [first, second, samples]
+                begins.append(str(use.out_begin))
+        text = f"rows={len(rows) // 3};indexed={len(indexed) // 3};dense={int(rest is not None)}"
+        text += f";begin={','.join(begins)}" if begins else ""
+        return text, [*rows, *indexed, *([rest] if rest is not None else [])]
+
+    def _formed(self, one: _Work) -> tf.Tensor:
+        return one.found.layout.to_wire(tf.convert_to_tensor(self._gradients[one.weight]))
+
+    def _bias(self, one: _Work) -> list[tf.Tensor]:
+        return [] if one.bias is None else [tf.reshape(self._gradients[one.bias], [-1])]
+
+    def _op(
+        self, work: Sequence[_Work], parts: list[str], tensors: list[Any], op: Any = lib.dad_exchange
+    ) -> dict[int, tf.Tensor]:
+        exchange = self._exchange
+        members = [i for one in work for i in one.members]
+        shapes = []
+        for one in work:
+            shapes.append([one.found.layout.out, one.found.layout.columns])
+            if one.bias is not None:
+                shapes.append([math.prod(self._variables[one.bias].shape)])
+        before, after = exchange._scales
+        results = op(
+            as_rows=self._as_rows,
+            loss_scale=self._loss_scale,
+            tensors=tensors,
+            board=exchange.board.id,
+            parts=parts,
+            names=[exchange._wire_name(self._names[i]) for i in members],
+            dtypes=[self._variables[i].dtype for i in members],
+            shapes=shapes,
+            reduce_op=exchange._op,
+            prescale=repr(float(before)),
+            postscale=repr(float(after)),
+            process_set=set_id(exchange._process_set),
+            stream=exchange._stream,
+            user_waits=is_eager(),
+        )
+        run_any_time(results)
+        return dict(zip(members, results, strict=True))
+
+
+def _when(condition: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The tensors, for ops that run only where the condition holds."""
+    return [tf.raw_ops.Switch(data=tensor, pred=condition).output_true for tensor in tensors]

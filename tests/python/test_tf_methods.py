@@ -1,0 +1,240 @@
+"""Every method in TensorFlow: the same bytes and gradients as in torch, exactness, feedback, plans, state."""
+
+import contextlib
+
+import numpy as np
+import pytest
+
+from tf_methods_util import (
+    EXACT,
+    LOSSY,
+    batches,
+    make_step,
+    mlp_in_keras,
+    plain_gradients,
+    weights_of_an_mlp,
+)
+from tf_util import Lazy, hvd, launched_once, tf
+from util import check_names
+
+keras = Lazy("keras")
+torch = Lazy("torch")
+NUM_RANKS = 2
+
+results = launched_once(__file__, NUM_RANKS, "tensorflow", "keras", "torch")
+
+
+@pytest.mark.parametrize("check", check_names(__file__))
+def test_on_two_ranks(results, check):
+    results.assert_passed(check)
+
+
+def before_check():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+# The same nets in both frameworks
+
+
+def mlp_in_torch():
+    layers = []
+    for weight, bias in weights_of_an_mlp():
+        linear = torch.nn.Linear(weight.shape[1], weight.shape[0])
+        linear.weight.data = torch.from_numpy(weight.copy())
+        linear.bias.data = torch.from_numpy(bias.copy())
+        layers += [linear, torch.nn.ReLU()]
+    return torch.nn.Sequential(*layers[:-1])
+
+
+def cnn_in_torch():
+    torch.manual_seed(3)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.ReLU(),
+        torch.nn.Conv2d(8, 6, 3, stride=2),
+        torch.nn.Flatten(),
+        torch.nn.Linear(6 * 3 * 3, 4),
+    )
+
+
+def cnn_in_keras():
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            keras.Input((8, 8, 3)),
+            layers.Conv2D(8, 3, padding="same", activation="relu"),
+            layers.Conv2D(6, 3, strides=2),
+            layers.Permute((3, 1, 2)),  # torch's order
+            layers.Flatten(),
+            layers.Dense(4),
+        ]
+    )
+    values = [p.detach().numpy() for p in cnn_in_torch().parameters()]
+    model.set_weights([to_keras(value) for value in values])
+    return model
+
+
+def to_keras(value):
+    """A parameter of torch as Keras has it."""
+    if value.ndim == 4:
+        return value.transpose(2, 3, 1, 0)
+    return value.T
+
+
+def gradients_in_torch(model, data, method, keras_model, channels_first=False):
+    """The reduced gradients of each step, and the payload that each took. Under the names that TensorFlow will
+    have: qsgd rounds by them."""
+    import dad.torch
+
+    names = [f"DistributedGradientTape/{variable.path}" for variable in keras_model.trainable_variables]
+    named = list(zip(names, model.parameters(), strict=True))
+    optimizer = dad.torch.DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.0), named, compression=method
+    )
+    found = []
+    for x, y in data:
+        before = payload()
+        optimizer.zero_grad()
+        inputs = torch.from_numpy(x.transpose(0, 3, 1, 2).copy() if channels_first else x)
+        (model(inputs) - torch.from_numpy(y)).square().mean().backward()
+        optimizer.synchronize()
+        with optimizer.skip_synchronize():
+            optimizer.step()
+        grads = [to_keras(p.grad.numpy().copy()) for p in model.parameters()]
+        found.append((grads, payload() - before))
+    return found
+
+
+def gradients_in_tensorflow(model, data, method, compiled=True):
+    step = make_step(model, method, compiled)
+    found = []
+    for x, y in data:
+        before = payload()
+        grads = [g.numpy() for g in step(tf.constant(x), tf.constant(y))]
+        found.append((grads, payload() - before))
+    return found
+
+
+def payload():
+    """Sent so far, with nothing under way."""
+    hvd().barrier()
+    return hvd().stats()["payload_bytes_sent"]
+
+
+@contextlib.contextmanager
+def slow_link():
+    """`exact` sees a link on which bytes count."""
+    from dad import link
+
+    rate = link._link_rate
+    link._link_rate = lambda process_set: 1e5
+    try:
+        yield
+    finally:
+        link._link_rate = rate
+
+
+def assert_same(ours, theirs, where, tolerance):
+    """Of steps without a plan the bytes differ by names; those of the steps after are the same."""
+    for step, ((a, a_bytes), (b, b_bytes)) in enumerate(zip(ours, theirs, strict=True)):
+        for i, (x, y) in enumerate(zip(a, b, strict=True)):
+            scale = max(np.abs(y).max(), 1e-12)
+            difference = np.abs(x - y).max() / scale
+            assert difference <= tolerance, f"{where}, step {step}, tensor {i}: {difference}"
+        if step >= 2:
+            assert abs(a_bytes - b_bytes) <= 0.002 * b_bytes + 8, (
+                f"{where}, step {step}: {a_bytes}, {b_bytes}"
+            )
+
+
+def check_the_same_bytes_and_gradients_as_in_torch():
+    data = batches(hvd().rank(), (12,), 5, steps=5)
+    for method in [*EXACT, *LOSSY]:
+        model = mlp_in_keras()
+        with slow_link():
+            theirs = gradients_in_torch(mlp_in_torch(), data, method, model)
+            ours = gradients_in_tensorflow(model, data, method)
+        assert_same(ours, theirs, method, 1e-5 if method in EXACT else 1e-3)
+    for method in ("dad", "rank_dad:rank=2", "vgc:alpha=0.5"):
+        model = mlp_in_keras()
+        theirs = gradients_in_torch(mlp_in_torch(), data, method, model)
+        ours = gradients_in_tensorflow(model, data, method, compiled=False)
+        assert_same(ours, theirs, f"{method}, eager", 1e-3)
+
+
+def check_the_same_for_convolutions():
+    data = batches(hvd().rank(), (8, 8, 3), 4, steps=4, rows=3)
+    for method in ("dad", "rank_dad:rank=2", "vgc:alpha=0.5", "int8", "topk:ratio=0.1", "qsgd"):
+        model = cnn_in_keras()
+        theirs = gradients_in_torch(cnn_in_torch(), data, method, model, channels_first=True)
+        assert_same(gradients_in_tensorflow(model, data, method), theirs, method, 1e-3)
+
+
+# Exactness
+
+
+def zoo():
+    """Layers with factors and without, a layer that is used twice, an embedding, norms."""
+    layers = keras.layers
+    tokens = keras.Input((5,), dtype="int32")
+    x = layers.Embedding(11, 8)(tokens)
+    x = layers.MultiHeadAttention(2, 4)(x, x)
+    x = layers.LayerNormalization()(x)
+    x = layers.EinsumDense("abc,cd->abd", output_shape=(5, 8), bias_axes="d")(x)
+    shared = layers.Dense(8, activation="tanh")
+    x = shared(shared(x))
+    x = layers.Conv1D(6, 3, padding="same", activation="relu")(x)
+    x = layers.DepthwiseConv1D(3)(x)
+    x = layers.GRU(7, return_sequences=True)(x)
+    return keras.Model(tokens, layers.Dense(3)(layers.Flatten()(x)))
+
+
+def zoo_batch(rank, rows):
+    generator = np.random.default_rng(rank)
+    return generator.integers(0, 11, size=(rows, 5)), generator.normal(size=(rows, 3)).astype(np.float32)
+
+
+def check_exact_methods_give_the_mean_of_every_layer():
+    model = zoo()
+    rows = [2 + rank for rank in range(hvd().size())]
+    expected = [
+        np.mean(gs, axis=0)
+        for gs in zip(
+            *(plain_gradients(model, *zoo_batch(rank, rows[rank])) for rank in range(hvd().size())),
+            strict=True,
+        )
+    ]
+    x, y = zoo_batch(hvd().rank(), rows[hvd().rank()])
+    for method in EXACT:
+        for compiled in (True, False):
+            step = make_step(model, method, compiled)
+            for _ in range(3):
+                for variable, a, b in zip(
+                    model.trainable_variables, step(tf.constant(x), tf.constant(y)), expected, strict=True
+                ):
+                    a = tf.convert_to_tensor(a).numpy()
+                    # The gradient of a key's bias is zero but for rounding.
+                    scale = max(np.abs(b).max(), 1e-3)
+                    assert np.abs(a - b).max() <= 1e-5 * scale, f"{method}, {compiled}, {variable.path}"
+
+
+def check_plans_name_layers_without_factors():
+    model = zoo()
+    optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.0), compression="rank_dad:rank=1")
+    model.compile(optimizer, loss="mse")
+    x, y = zoo_batch(hvd().rank(), 4)
+    assert model.optimizer.plan() == []
+    model.fit(x, y, batch_size=2, epochs=1, verbose=0)
+    plan = {row["name"]: row for row in model.optimizer.plan()}
+    assert len(plan) == len(model.trainable_variables)
+    methods = {row["method"] for row in plan.values()}
+    assert any("rank_dad" in method for method in methods), methods
+    recurrent = [row for name, row in plan.items() if "gru" in name and "recurrent" in name]
+    assert recurrent and all(row["bytes"] > 0 for row in recurrent)
+    exact = hvd().DistributedOptimizer(keras.optimizers.SGD(0.0), compression="dad")
+    model.compile(exact, loss="mse")
+    model.fit(x, y, batch_size=2, epochs=1, verbose=0)
+    plan = {row["name"]: row for row in model.optimizer.plan()}
+    reasons = " ".join(row["why"] for row in plan.values() if row["method"] == "dense")
+    assert "loop" in reasons and "depthwise" in reasons, reasons

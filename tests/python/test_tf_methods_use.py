@@ -1,0 +1,172 @@
+"""Training by methods in TensorFlow: fit, feedback, checkpoints, scaled losses, mixtures, joins, errors."""
+
+import copy
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tf_methods_util import EXACT, FEEDBACK, LOSSY, batches, make_step, mlp_in_keras, plain_gradients
+from tf_util import Lazy, hvd, launched_once, raises, tf
+from util import check_names
+
+keras = Lazy("keras")
+NUM_RANKS = 2
+
+results = launched_once(__file__, NUM_RANKS)
+
+
+@pytest.mark.parametrize("check", check_names(__file__))
+def test_on_two_ranks(results, check):
+    results.assert_passed(check)
+
+
+def before_check():
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+
+
+def shard(rank, rows=16):
+    generator = np.random.default_rng(rank)
+    x = generator.normal(size=(rows, 12)).astype(np.float32)
+    return x, generator.normal(size=(rows, 5)).astype(np.float32)
+
+
+def trained(method, model=None, epochs=2, optimizer=None, **options):
+    model = model or mlp_in_keras()
+    optimizer = optimizer or keras.optimizers.SGD(0.05, momentum=0.9)
+    if method is not None:
+        optimizer = hvd().DistributedOptimizer(optimizer, compression=method)
+        model.compile(optimizer, loss="mse")
+    model.fit(*shard(hvd().rank()), batch_size=4, epochs=epochs, shuffle=False, verbose=0, **options)
+    return model
+
+
+def assert_replicas_are_equal(model, where):
+    everyone = hvd().allgather_object(model.get_weights())
+    for theirs in everyone[1:]:
+        for a, b in zip(everyone[0], theirs, strict=True):
+            np.testing.assert_array_equal(a, b, where)
+
+
+def check_fit_keeps_replicas_bit_equal_by_every_method():
+    dense = trained("none").get_weights()
+    for method in [*EXACT, *LOSSY]:
+        model = trained(method)
+        assert_replicas_are_equal(model, method)
+        if method in EXACT:
+            for a, b in zip(model.get_weights(), dense, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=method)
+
+
+def check_what_is_applied_and_what_is_kept_add_up():
+    from dad.states import saved_shares
+
+    for method in [*FEEDBACK, "auto"]:
+        model = mlp_in_keras()
+        step = make_step(model, method, compiled=True)
+        total = applied = 0.0
+        for x, y in batches(hvd().rank(), (12,), 5, steps=9):
+            mine = plain_gradients(model, x, y)
+            total = total + np.concatenate([g.reshape(-1).astype(np.float64) for g in mine])
+            reduced = [g.numpy() for g in step(tf.constant(x), tf.constant(y))]
+            applied = applied + np.concatenate([g.reshape(-1).astype(np.float64) for g in reduced])
+        (board,) = {
+            e.board
+            for e in step.get_concrete_function(
+                tf.TensorSpec((6, 12)), tf.TensorSpec((6, 5))
+            ).graph._dad_exchanges
+        }
+        shares = saved_shares(copy.deepcopy(board.save()))
+        names = [v.path for v in model.trainable_variables]
+        kept = []
+        for name, variable in zip(names, model.trainable_variables, strict=True):
+            share = shares.get(name, np.zeros(variable.shape[::-1]))
+            kept.append(np.asarray(share, np.float64).T.reshape(-1))
+        kept = np.concatenate(kept)
+        sums = hvd().allreduce(np.stack([total, kept * hvd().size()]), op=hvd().Average).numpy()
+        error = np.abs(applied + sums[1] - sums[0]).max() / np.abs(sums[0]).max()
+        assert error < 1e-4, f"{method}: {error}"
+
+
+def check_state_is_saved_and_restored():
+    import dad.keras
+
+    for method in ("rank_dad:rank=2", "vgc:alpha=0.5", "int8"):
+        straight = trained(method, epochs=4)
+        with tempfile.TemporaryDirectory() as folder:
+            half = trained(method, epochs=2)
+            path = Path(folder) / f"{hvd().rank()}.keras"
+            half.save(path)
+            loaded = dad.keras.load_model(path, compression=method)
+            trained(None, loaded, epochs=2)
+            for a, b in zip(loaded.get_weights(), straight.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b, method)
+            plain = keras.models.load_model(path)  # without dad
+            assert type(plain.optimizer) is keras.optimizers.SGD
+            prefix = str(Path(folder) / f"checkpoint.{hvd().rank()}")
+            written = tf.train.Checkpoint(model=half, optimizer=half.optimizer).write(prefix)
+            again = mlp_in_keras()
+            again.compile(
+                hvd().DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), compression=method),
+                loss="mse",
+            )
+            again.optimizer.build(again.trainable_variables)
+            tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(written)
+            trained(None, again, epochs=2)
+            for a, b in zip(again.get_weights(), straight.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b, method)
+
+
+def check_a_scaled_loss_and_a_step_that_is_left_out():
+    policy = keras.dtype_policies.DTypePolicy("mixed_float16")
+    for method in ("rank_dad:rank=2", "dad"):
+        model = keras.Sequential([keras.Input((12,)), keras.layers.Dense(40, dtype=policy)])
+        model.add(keras.layers.Dense(5, dtype=policy))
+        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05), initial_scale=2.0**10)
+        model.compile(hvd().DistributedOptimizer(scaled, compression=method), loss="mse")
+        x, y = shard(hvd().rank())
+        if hvd().rank() == 0:
+            x[5, 3] = np.inf
+        model.fit(x, y, batch_size=4, epochs=3, shuffle=False, verbose=0)
+        assert_replicas_are_equal(model, method)
+        assert all(np.isfinite(w).all() for w in model.get_weights())
+        assert float(scaled.dynamic_scale) < 2.0**10
+
+
+def check_warm_up_mixtures_and_uneven_data():
+    compression = hvd().Compression.per_layer(
+        {"*/kernel": hvd().Compression.rank_dad(rank=1, warmup_steps=3), "*": "none"}
+    )
+    model = trained(compression)
+    plan = {row["name"]: row["method"] for row in model.optimizer.plan()}
+    assert all("rank_dad" in m for n, m in plan.items() if n.endswith("kernel") and "2/" not in n), plan
+    assert all(m == "dense" for n, m in plan.items() if n.endswith("bias")), plan
+    assert_replicas_are_equal(model, "mixture")
+    model = mlp_in_keras()
+    step = make_step(model, "rank_dad:rank=2", compiled=True)
+    data = batches(hvd().rank(), (12,), 5, steps=3 + 2 * hvd().rank())
+    for x, y in data:
+        for g, v in zip(step(tf.constant(x), tf.constant(y)), model.trainable_variables, strict=True):
+            v.assign_sub(0.1 * g)
+    assert hvd().join() == hvd().size() - 1
+    hvd().broadcast_variables(model.trainable_variables, hvd().size() - 1)
+    for x, y in batches(hvd().rank(), (12,), 5, steps=2):
+        reduced = [g.numpy() for g in step(tf.constant(x), tf.constant(y))]
+    everyone = hvd().allgather_object(reduced)
+    for a, b in zip(everyone[0], everyone[-1], strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def check_ranks_that_disagree_all_get_an_error():
+    model = mlp_in_keras()
+    method = "rank_dad:rank=2" if hvd().rank() == 0 else "rank_dad:rank=3"
+    x, y = batches(hvd().rank(), (12,), 5, steps=1)[0]
+    step = make_step(model, method, compiled=True)
+    raises(
+        tf.errors.FailedPreconditionError, lambda: step(tf.constant(x), tf.constant(y)), "rank=2", "rank=3"
+    )
+    assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
+    raises(ValueError, lambda: make_step(model, "dad", False, op=hvd().Max)(x, y), "Average and op=Sum")
+    raises(ValueError, lambda: hvd().allreduce(np.ones(3), compression="rank_dad"), "keeps state")

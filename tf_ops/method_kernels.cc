@@ -1,0 +1,499 @@
+// The kernels of exchanges by a method: the plan of a step, and the exchange of layers.
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "board.h"
+#include "call.h"
+#include "dad/engine.h"
+#include "tensor_adapter.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace dad_tensorflow {
+namespace {
+
+using dad::Contribution;
+using dad::LayerInput;
+using dad::Request;
+using dad::Result;
+using dad::Status;
+using tensorflow::AsyncOpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+Status NoBoard() {
+  return Status::FailedPrecondition("the optimizer or tape that this graph was made for is gone");
+}
+
+class Plan final : public AsyncOpKernel {
+ public:
+  explicit Plan(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("board", &board_));
+    OP_REQUIRES_OK(context, context->GetAttr("trace", &trace_));
+    OP_REQUIRES_OK(context, context->GetAttr("pairs", &pairs_));
+    OP_REQUIRES_OK(context, context->GetAttr("has_rows", &has_rows_));
+    OP_REQUIRES(context, pairs_.size() == has_rows_.size(),
+                absl::InvalidArgumentError("pairs and has_rows differ in length"));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
+    const auto board = FindBoard(board_);
+    OP_REQUIRES_ASYNC(context, board != nullptr, ToTensorFlow(NoBoard()), done);
+    const auto flat = context->input(0).flat<int64_t>();
+    std::vector<int64_t> counts(flat.data(), flat.data() + flat.size());
+    board->Begin(trace_, std::move(counts), [this, board, context, done](const Status& status) {
+      OP_REQUIRES_ASYNC(context, status.ok(), ToTensorFlow(status), done);
+      Tensor* as_rows = nullptr;
+      Tensor* in_chain = nullptr;
+      const tensorflow::TensorShape shape({static_cast<int64_t>(pairs_.size())});
+      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &as_rows), done);
+      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, shape, &in_chain), done);
+      for (size_t i = 0; i < pairs_.size(); ++i) {
+        const PairWays ways = board->Ways(pairs_[i]);
+        as_rows->vec<bool>()(static_cast<int64_t>(i)) = has_rows_[i] && ways.weight.as_rows;
+        in_chain->vec<bool>()(static_cast<int64_t>(i)) = has_rows_[i] && ways.in_chain;
+      }
+      done();
+    });
+  }
+
+ private:
+  int64_t board_ = 0;
+  int64_t trace_ = 0;
+  std::vector<int> pairs_;
+  std::vector<bool> has_rows_;
+};
+
+// What comes of one pair; see ops.cc.
+struct Part {
+  int pair = 0;
+  int rows = 0;
+  int indexed = 0;
+  bool has_dense = false;
+  bool has_bias = false;
+  std::vector<int64_t> begins;
+};
+
+std::string_view Next(std::string_view& rest, char end) {
+  const size_t at = rest.find(end);
+  const std::string_view found = rest.substr(0, at);
+  rest = at == std::string_view::npos ? std::string_view() : rest.substr(at + 1);
+  return found;
+}
+
+Part ParsePart(std::string_view text) {
+  Part part;
+  while (!text.empty()) {
+    std::string_view value = Next(text, ';');
+    const std::string_view key = Next(value, '=');
+    const int number = std::atoi(std::string(value).c_str());
+    if (key == "pair") part.pair = number;
+    if (key == "rows") part.rows = number;
+    if (key == "indexed") part.indexed = number;
+    if (key == "dense") part.has_dense = number != 0;
+    if (key == "bias") part.has_bias = number != 0;
+    while (key == "begin" && !value.empty()) {
+      part.begins.push_back(std::atoll(std::string(Next(value, ',')).c_str()));
+    }
+  }
+  return part;
+}
+
+// TensorFlow's gradient of ReLU multiplies with 0 or 1, and so leaves zeros with a sign; those
+// without are packed on the wire.
+template <typename Bits>
+bool DropSigns(const Tensor& from, Tensor* to) {
+  constexpr Bits kNegativeZero = Bits{1} << (8 * sizeof(Bits) - 1);
+  const auto* first = static_cast<const Bits*>(from.data());
+  const auto* last = first + from.NumElements();
+  if (std::find(first, last, kNegativeZero) == last) return false;
+  *to = Tensor(from.dtype(), from.shape());
+  std::replace_copy(first, last, static_cast<Bits*>(to->data()), kNegativeZero, Bits{0});
+  return true;
+}
+
+Tensor WithoutNegativeZeros(const Tensor& tensor) {
+  Tensor copy;
+  const size_t size = tensorflow::DataTypeSize(tensor.dtype());
+  const bool copied = size == 2   ? DropSigns<uint16_t>(tensor, &copy)
+                      : size == 4 ? DropSigns<uint32_t>(tensor, &copy)
+                                  : DropSigns<uint64_t>(tensor, &copy);
+  return copied ? copy : tensor;
+}
+
+// What exchanges of pairs and of chains share.
+class MethodKernel : public AsyncOpKernel {
+ public:
+  explicit MethodKernel(OpKernelConstruction* context) : AsyncOpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("board", &board_));
+    std::vector<std::string> parts;
+    OP_REQUIRES_OK(context, context->GetAttr("parts", &parts));
+    for (const std::string& text : parts) parts_.push_back(ParsePart(text));
+    OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
+    OP_REQUIRES_OK(context, context->GetAttr("dtypes", &dtypes_));
+    std::vector<tensorflow::PartialTensorShape> shapes;
+    OP_REQUIRES_OK(context, context->GetAttr("shapes", &shapes));
+    for (const auto& partial : shapes) {
+      tensorflow::TensorShape shape;
+      OP_REQUIRES(context, partial.AsTensorShape(&shape),
+                  absl::InvalidArgumentError("the shape of a result is not known"));
+      shapes_.push_back(shape);
+    }
+    int op = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("reduce_op", &op));
+    prototype_.kind = dad::OpKind::kAllReduce;
+    prototype_.op = static_cast<dad::ReduceOp>(op);
+    OP_REQUIRES_OK(context, context->GetAttr("process_set", &prototype_.process_set));
+    int64_t stream = 0;
+    OP_REQUIRES_OK(context, context->GetAttr("stream", &stream));
+    prototype_.stream = static_cast<uint32_t>(stream);
+    std::string prescale, postscale;
+    OP_REQUIRES_OK(context, context->GetAttr("prescale", &prescale));
+    OP_REQUIRES_OK(context, context->GetAttr("postscale", &postscale));
+    prototype_.prescale = std::strtod(prescale.c_str(), nullptr);
+    prototype_.postscale = std::strtod(postscale.c_str(), nullptr);
+    OP_REQUIRES_OK(context, context->GetAttr("user_waits", &user_waits_));
+  }
+
+  void ComputeAsync(OpKernelContext* context, DoneCallback done) override;
+
+ protected:
+  // The state of one run.
+  struct Run {
+    OpKernelContext* context;
+    Call* call;
+    double loss_scale;
+    int input = 2;
+    int output = 0;
+    std::vector<Request> requests;
+    std::vector<Note> notes;  // whose each request is
+
+    // The gradient at the output of a layer.
+    dad::TensorView NextDelta() {
+      const Tensor delta = WithoutNegativeZeros(NextInput());
+      call->Hold(delta);
+      return ViewOf(delta);
+    }
+    const Tensor& NextInput() {
+      const Tensor& tensor = context->input(input++);
+      call->Hold(tensor);
+      return tensor;
+    }
+  };
+
+  virtual Status AddRequests(const Board& board, Run* run) const = 0;
+  Request MakeRequest(const Way& way, size_t name, double loss_scale) const;
+  // Output number run->output, which is counted up.
+  Result<dad::TensorView> NewResult(Run* run) const;
+  Status EmptyResult(Run* run) const;
+
+  const std::vector<Part>& parts() const { return parts_; }
+  const std::string& name(size_t number) const { return names_[number]; }
+
+ private:
+  int64_t board_ = 0;
+  std::vector<Part> parts_;
+  std::vector<std::string> names_;
+  tensorflow::DataTypeVector dtypes_;
+  std::vector<tensorflow::TensorShape> shapes_;
+  Request prototype_;
+  bool user_waits_ = false;
+};
+
+Request MethodKernel::MakeRequest(const Way& way, size_t name, double loss_scale) const {
+  Request request = prototype_;
+  request.name = names_[name];
+  request.method = way.method;
+  if (way.keeps) {
+    request.prescale = 1.0 / loss_scale;
+    request.postscale = loss_scale;
+  }
+  return request;
+}
+
+Result<dad::TensorView> MethodKernel::NewResult(Run* run) const {
+  const int number = run->output++;
+  Tensor* tensor = nullptr;
+  const absl::Status allocated =
+      run->context->allocate_output(number, shapes_[static_cast<size_t>(number)], &tensor);
+  if (!allocated.ok()) return Status::InvalidArgument(std::string(allocated.message()));
+  run->call->Hold(*tensor);
+  return ViewOf(*tensor);
+}
+
+Status MethodKernel::EmptyResult(Run* run) const {
+  Tensor* tensor = nullptr;
+  const absl::Status allocated =
+      run->context->allocate_output(run->output++, tensorflow::TensorShape({0}), &tensor);
+  return allocated.ok() ? Status::Ok() : Status::InvalidArgument(std::string(allocated.message()));
+}
+
+void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
+  auto call = std::make_shared<Call>(context, std::move(done));
+  const auto board = FindBoard(board_);
+  if (!board) return call->Fail(NoBoard());
+  Run run{.context = context,
+          .call = call.get(),
+          .loss_scale = context->input(1).scalar<double>()(),
+          .requests = {},
+          .notes = {}};
+  if (const Status status = AddRequests(*board, &run); !status.ok()) return call->Fail(status);
+  call->Start(std::move(run.requests), user_waits_,
+              [board, notes = std::move(run.notes)](OpKernelContext*,
+                                                    const Call::Tickets& tickets) mutable {
+                for (size_t i = 0; i < tickets.size(); ++i) {
+                  notes[i].value = tickets[i]->value();
+                  if (notes[i].value > 0) board->Add(notes[i]);
+                }
+                return absl::OkStatus();
+              });
+}
+
+int64_t Elements(const dad::TensorView& view) {
+  int64_t count = 1;
+  for (int64_t extent : view.shape) count *= extent;
+  return count;
+}
+
+// Pairs of weights and biases.
+class Exchange final : public MethodKernel {
+ public:
+  using MethodKernel::MethodKernel;
+
+ private:
+  Status AddRequests(const Board& board, Run* run) const override {
+    for (const Part& part : parts()) {
+      const Status status = AddPair(part, board.Ways(part.pair), run);
+      if (!status.ok()) return status;
+    }
+    return Status::Ok();
+  }
+  Status AddPair(const Part& part, const PairWays& ways, Run* run) const;
+  // One tensor, or a layer, formed.
+  Status AddFormed(const Way& way, const Tensor& gradient, const dad::TensorView& result,
+                   const Note& whose, Run* run) const;
+};
+
+Status Exchange::AddFormed(const Way& way, const Tensor& gradient, const dad::TensorView& result,
+                           const Note& whose, Run* run) const {
+  Request request = MakeRequest(way, static_cast<size_t>(run->output) - 1, run->loss_scale);
+  Contribution mine;
+  if (way.by_layer) {
+    LayerInput layer;
+    layer.dense = ViewOf(gradient);
+    layer.output = result;
+    mine.input.dtype = result.dtype;
+    mine.input.shape = {Elements(result)};
+    mine.layers.push_back(std::move(layer));
+  } else {
+    mine.input = ViewOf(gradient);
+    mine.output = result;
+  }
+  request.tensors.push_back(std::move(mine));
+  run->requests.push_back(std::move(request));
+  run->notes.push_back(whose);
+  return Status::Ok();
+}
+
+Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const {
+  const bool by_layer = ways.weight.by_layer;
+  LayerInput layer;
+  int64_t rows = 0;
+  for (int i = 0; i < part.rows; ++i) {
+    dad::RowsSegment segment;
+    segment.a = ViewOf(run->NextInput());
+    segment.d = run->NextDelta();
+    segment.out_begin = part.begins[static_cast<size_t>(i)];
+    rows += segment.a.shape[0];
+    const auto samples = run->NextInput().scalar<int64_t>()();
+    segment.samples = samples > 0 && segment.a.shape[0] % samples == 0 ? samples : 0;
+    // An empty batch has no rows.
+    if (segment.a.shape[0] > 0) layer.rows.push_back(std::move(segment));
+  }
+  for (int i = 0; i < part.indexed; ++i) {
+    dad::IndexedSegment segment;
+    segment.index = ViewOf(run->NextInput());
+    segment.x = ViewOf(run->NextInput());
+    rows += segment.x.shape[0];
+    const auto samples = run->NextInput().scalar<int64_t>()();
+    segment.samples = samples > 0 && segment.x.shape[0] % samples == 0 ? samples : 0;
+    if (segment.x.shape[0] > 0) layer.indexed.push_back(std::move(segment));
+  }
+  const bool has_rows = part.rows + part.indexed > 0;
+  const Tensor* dense = part.has_dense ? &run->NextInput() : nullptr;
+  const Tensor* bias = part.has_bias ? &run->NextInput() : nullptr;
+  const auto weight_name = static_cast<size_t>(run->output);
+  Result<dad::TensorView> result = NewResult(run);
+  if (!result.ok()) return result.status();
+  if (!by_layer) {
+    if (has_rows || dense == nullptr) {
+      return Status::Internal("the plan changed within a step of \"" + name(weight_name) + '"');
+    }
+    const Status status = AddFormed(ways.weight, *dense, result.value(), {.pair = part.pair}, run);
+    if (!status.ok()) return status;
+  }
+  dad::TensorView bias_result;
+  const bool rides = by_layer && ways.bias_rides && bias != nullptr;
+  if (bias != nullptr) {
+    Result<dad::TensorView> second = NewResult(run);
+    if (!second.ok()) return second.status();
+    bias_result = second.value();
+    if (!rides) {
+      const Status status =
+          AddFormed(ways.bias, *bias, bias_result, {.pair = part.pair, .of_bias = true}, run);
+      if (!status.ok()) return status;
+    }
+  }
+  if (!by_layer) return Status::Ok();
+
+  Request request = MakeRequest(ways.weight, weight_name, run->loss_scale);
+  Contribution mine;
+  if (dense != nullptr) layer.dense = ViewOf(*dense);
+  layer.output = result.value();
+  int64_t elements = Elements(layer.output);
+  if (rides) {
+    layer.output_bias = bias_result;
+    elements += Elements(bias_result);
+    if (dense != nullptr && !has_rows) {
+      layer.dense_bias = ViewOf(*bias);
+    } else if (dense != nullptr) {
+      // The rows have all of the bias's gradient.
+      Tensor zeros(bias->dtype(), bias->shape());
+      std::memset(zeros.data(), 0, zeros.TotalBytes());
+      run->call->Hold(zeros);
+      layer.dense_bias = ViewOf(zeros);
+    }
+  }
+  mine.input.dtype = layer.output.dtype;
+  mine.input.shape = {elements};
+  // A graph that cannot give what was planned for, or gives more of it.
+  mine.replan = ways.weight.as_rows && (!has_rows || rows > ways.weight.most_rows);
+  mine.layers.push_back(std::move(layer));
+  request.tensors.push_back(std::move(mine));
+  run->requests.push_back(std::move(request));
+  run->notes.push_back({.pair = part.pair});
+  return Status::Ok();
+}
+
+// Layers that may form chains.
+class ExchangeChain final : public MethodKernel {
+ public:
+  using MethodKernel::MethodKernel;
+
+ private:
+  // A layer, with the places of its results among the outputs.
+  struct Given {
+    LayerInput layer;
+    int output = 0;
+    bool has_bias = false;
+  };
+
+  Status AddRequests(const Board& board, Run* run) const override;
+  Status AddChain(const Chain& chain, std::map<int, Given>* given, Run* run) const;
+};
+
+Status ExchangeChain::AddRequests(const Board& board, Run* run) const {
+  std::map<int, Given> given;  // by pair
+  int output = 0;
+  for (const Part& part : parts()) {
+    Given& one = given[part.pair];
+    dad::RowsSegment segment;
+    segment.a = ViewOf(run->NextInput());
+    segment.d = run->NextDelta();
+    run->NextInput();  // no method that makes chains looks at samples
+    if (segment.a.shape[0] > 0) one.layer.rows.push_back(std::move(segment));
+    one.layer.weight = ViewOf(run->NextInput());
+    if (part.has_bias) one.layer.bias = ViewOf(run->NextInput());
+    one.has_bias = part.has_bias;
+    one.output = output;
+    output += part.has_bias ? 2 : 1;
+  }
+  for (const Chain& chain : board.Chains()) {
+    bool is_here = true;
+    for (const auto& member : chain.members) is_here = is_here && given.contains(member.pair);
+    if (!is_here) continue;
+    const Status status = AddChain(chain, &given, run);
+    if (!status.ok()) return status;
+    for (const auto& member : chain.members) {
+      if (!member.passes) given.erase(member.pair);
+    }
+  }
+  for (const auto& [pair, one] : given) {
+    for (int i = 0; i < (one.has_bias ? 2 : 1); ++i) {
+      run->output = one.output + i;
+      const Status status = EmptyResult(run);
+      if (!status.ok()) return status;
+    }
+  }
+  return Status::Ok();
+}
+
+Status ExchangeChain::AddChain(const Chain& chain, std::map<int, Given>* given, Run* run) const {
+  const size_t first = static_cast<size_t>((*given)[chain.members[0].pair].output);
+  Request request = MakeRequest(chain.way, first, run->loss_scale);
+  Contribution mine;
+  int64_t elements = 0;
+  for (size_t i = 0; i < chain.members.size(); ++i) {
+    const Given& one = (*given)[chain.members[i].pair];
+    LayerInput layer = one.layer;
+    const bool is_top = i + 1 == chain.members.size();
+    for (dad::RowsSegment& segment : layer.rows) {
+      mine.replan = mine.replan || segment.a.shape[0] > chain.way.most_rows;
+      if (!is_top) segment.d = dad::TensorView();  // follows from the layer above
+    }
+    if (!chain.members[i].passes) {
+      run->output = one.output;
+      Result<dad::TensorView> result = NewResult(run);
+      if (!result.ok()) return result.status();
+      layer.output = result.value();
+      elements += Elements(layer.output);
+      if (one.has_bias) {
+        Result<dad::TensorView> bias = NewResult(run);
+        if (!bias.ok()) return bias.status();
+        layer.output_bias = bias.value();
+        elements += Elements(layer.output_bias);
+      }
+    }
+    mine.layers.push_back(std::move(layer));
+  }
+  mine.input.dtype = mine.layers[0].weight.dtype;
+  mine.input.shape = {elements};
+  request.tensors.push_back(std::move(mine));
+  run->requests.push_back(std::move(request));
+  run->notes.push_back({.pair = chain.members[0].pair});
+  return Status::Ok();
+}
+
+class ReturnLast final : public tensorflow::OpKernel {
+ public:
+  explicit ReturnLast(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("process_set", &process_set_));
+    OP_REQUIRES_OK(context, context->GetAttr("stream", &stream_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
+    if (engine && !context->input(0).scalar<bool>()()) {
+      engine->ReturnLast(process_set_, static_cast<uint32_t>(stream_));
+    }
+  }
+
+ private:
+  int process_set_ = 0;
+  int64_t stream_ = 0;
+};
+
+REGISTER_KERNEL_BUILDER(Name("DadReturnLast").Device(tensorflow::DEVICE_CPU), ReturnLast);
+REGISTER_KERNEL_BUILDER(Name("DadPlan").Device(tensorflow::DEVICE_CPU), Plan);
+REGISTER_KERNEL_BUILDER(Name("DadExchange").Device(tensorflow::DEVICE_CPU), Exchange);
+REGISTER_KERNEL_BUILDER(Name("DadExchangeChain").Device(tensorflow::DEVICE_CPU), ExchangeChain);
+
+}  // namespace
+}  // namespace dad_tensorflow
