@@ -66,8 +66,9 @@ class Checked:
             outcome = self._step(True, *inputs)
         else:
             specs = [tf.TensorSpec([None] * dynamic + x.shape[int(dynamic) :], x.dtype) for x in inputs]
-            self.function = tf.function(lambda *x: self._step(False, *x)).get_concrete_function(*specs)
-            outcome = self.function(*inputs)
+            # AutoGraph would read the source of every function here, which takes longer than all the rest.
+            function = tf.function(lambda *x: self._step(False, *x), autograph=False)
+            outcome = function.get_concrete_function(*specs)(*inputs)
         self.gradients, self.rebuilt, self.formed, self.factors, self.rows, self.samples = outcome
         for index, (want, *got) in enumerate(zip(self.gradients, self.rebuilt, self.formed, strict=True)):
             for one in got:

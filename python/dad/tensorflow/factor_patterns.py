@@ -60,7 +60,7 @@ def plain_layout(shape: Sequence[int]) -> Layout:
 
 @dataclass(frozen=True)
 class Step:
-    """What is done to the result of an op on its way to the variable. No value: a matrix is transposed."""
+    """What is done to the result of an op on its way to the variable."""
 
     kind: str  # "cast", "transpose", "multiply", "divide"
     dtype: tf.DType | None = None
