@@ -27,9 +27,7 @@ Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice sl
                                                 int64_t batch_bytes, const ExchangeEnv& env) {
   if (spec.op != ReduceOp::kAdasum) {
     // By the size of the whole tensor: all of its slices go the same way.
-    const bool large =
-        env.ring_bytes > 0 &&
-        NumElements(spec.shape) >= env.ring_bytes / static_cast<int64_t>(SizeOf(spec.dtype));
+    const bool large = env.ring_bytes > 0 && ExpectedBytes(spec) >= env.ring_bytes;
     if (large && CanGoRound(spec)) return MakeDenseRingExchange(spec, slice);
     const DenseForm form = batch_bytes <= env.direct_bytes ? DenseForm::kDirect : DenseForm::kOwner;
     return MakeDenseExchange(spec, slice, form);

@@ -266,9 +266,9 @@ std::vector<bool> Worker::Awaited() const {
   return awaited;
 }
 
-// Two ranks are each other's only peer in any case.
-int64_t Worker::RingBytes(size_t num_members) const {
-  return num_members > 2 && num_members <= kMaxRingSize ? options_.ring_bytes : 0;
+// A longer ring has to have more to do. Two ranks are each other's only peer in any case.
+int64_t Worker::RingBytes(int64_t num_members) const {
+  return num_members > 2 && num_members <= kMaxRingSize ? options_.ring_bytes * num_members : 0;
 }
 
 void Worker::MakeLane(int id, const std::vector<int>& ranks) {
@@ -284,7 +284,7 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
                         cpu_level_,
                         &states_,
                         static_cast<int>(options_.threads),
-                        RingBytes(ranks.size())};
+                        RingBytes(static_cast<int64_t>(ranks.size()))};
   slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);

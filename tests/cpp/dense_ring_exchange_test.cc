@@ -6,11 +6,13 @@
 #include "exchange/dense_ring.h"
 #include "exchange_harness.h"
 #include "linalg/reduce.h"
+#include "runtime/start_up.h"
 
 namespace dad {
 namespace {
 
 using namespace exchange_test;  // NOLINT: the harness
+using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 // All ranks of a ring with what they contribute.
@@ -260,6 +262,51 @@ TEST(RingEngineTest, KilledPeerFailsEverybodyByName) {
     const Status status = job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
     EXPECT_EQ(status.message(), "rank 2 closed the connection");
   });
+}
+
+// What rank 0 and rank 1 of a job take `ring_bytes` for.
+std::vector<int64_t> Agreed(const Options& first, const Options& second,
+                            milliseconds delay = milliseconds(0)) {
+  LocalNetwork network(2);
+  network.SetDelay(delay);
+  std::vector<int64_t> agreed(2, -1);
+  auto start = [&](int rank, const Options& options) {
+    auto transport = network.Connect(rank);
+    const Result<StartUp> result = AgreeOnStart(*transport, options, {});
+    ASSERT_TRUE(result.ok()) << result.status().ToString();
+    agreed[static_cast<size_t>(rank)] = result.value().options.ring_bytes;
+  };
+  std::thread other([&] { start(1, second); });
+  start(0, first);
+  other.join();
+  return agreed;
+}
+
+TEST(RingStartTest, RankZeroDecides) {
+  Options first, second;
+  first.ring_bytes = 1000;
+  second.ring_bytes = 0;
+  EXPECT_EQ(Agreed(first, second), (std::vector<int64_t>{1000, 1000}));
+  EXPECT_EQ(Agreed(second, first), (std::vector<int64_t>{0, 0}));
+}
+
+TEST(RingStartTest, ByDefaultTheRoundTripDecides) {
+  EXPECT_EQ(Agreed({}, {}, milliseconds(5)), (std::vector<int64_t>{1 << 20, 1 << 20}));
+  Options never;
+  never.ring_bytes = 0;
+  EXPECT_EQ(Agreed(never, {}, milliseconds(5)), (std::vector<int64_t>{0, 0}));
+}
+
+TEST(RingStartTest, NoRingWhereTheClockWouldDecideOnBits) {
+  Options options;
+  options.ring_bytes = 1000;
+  options.deterministic = true;
+  EXPECT_EQ(Agreed(options, options), (std::vector<int64_t>{1000, 1000}));
+  options.autotune = true;
+  EXPECT_EQ(Agreed(options, options), (std::vector<int64_t>{0, 0}));
+  options.autotune = false;
+  options.ring_bytes = -1;
+  EXPECT_EQ(Agreed(options, options, milliseconds(5)), (std::vector<int64_t>{0, 0}));
 }
 
 }  // namespace
