@@ -4,11 +4,12 @@ Claim: at most DDP's step time at 100 Mbit and at 1 Gbit (0.9 is the aim), at mo
 nothing limits the link, at most 0.95 with 10 ms and 25 ms of delay each way. `local` is the same
 step without communication, in the same processes and under the same load.
 
-    python benchmarks/optimizer.py [--quick] [--json FILE]
+    python benchmarks/optimizer.py [--quick] [--json FILE] [--models bigfc] [--links "100mbit 25ms"]
 """
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -102,17 +103,27 @@ def add_round_trips(links: Sequence[Link], rows: list[Row]) -> list[Row]:
     return result
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", nargs="+", choices=MODEL_NAMES, help="only these")
+    names = [str(link) for link in LINKS]
+    parser.add_argument("--links", nargs="+", choices=names, help="only these")
+
+
 def run(settings: Settings) -> Result:
     result = Result(
         "DistributedOptimizer (no compression) against DDP, 4 ranks\n"
         "(time below 1: dad is faster; trips: what the delay adds, in round trips)"
     )
+    wanted = settings.options_or_defaults(add_options)
     links = QUICK_LINKS if settings.quick else LINKS
+    if wanted.links:
+        links = tuple(link for link in LINKS if str(link) in wanted.links)
 
     def parameters(link: Link) -> dict[str, Any]:
         if settings.quick:
-            return {"models": ["mlp"] if link.is_shaped else ["mlp", "transformer"], "seconds": 5}
-        return {"models": list(MODEL_NAMES), "seconds": 30}
+            quick_models = ["mlp"] if link.is_shaped else ["mlp", "transformer"]
+            return {"models": wanted.models or quick_models, "seconds": 5}
+        return {"models": wanted.models or list(MODEL_NAMES), "seconds": 30}
 
     measure_on(links, "optimizer", parameters, result, timeout=1200)
     result.rows = add_round_trips(links, result.rows)
@@ -120,4 +131,4 @@ def run(settings: Settings) -> Result:
 
 
 if __name__ == "__main__":
-    sys.exit(main(run, __doc__))
+    sys.exit(main(run, __doc__, add_options))

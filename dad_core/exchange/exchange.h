@@ -103,6 +103,13 @@ class Exchange {
     return false;
   }
 
+  // Whether rank `from` sends anything to rank `to` in `round`, the same answer on both. Only
+  // rounds > 0 are asked: the first goes to all, since it says that we agree.
+  virtual bool Speaks(int round, int from, int to) const {
+    (void)round, (void)from, (void)to;
+    return true;
+  }
+
   // Memory that the bytes of `peer` in `round` may be written into as they come,
   // ReceiveBytes() long, or empty. Only rounds > 0 are asked: by then every rank
   // has committed to the step. Receive is called all the same, with a share that
@@ -133,6 +140,7 @@ struct ExchangeEnv {
   CpuLevel cpu_level = CpuLevel::kBaseline;
   StateStore* states = nullptr;  // null: nothing is kept (a set of one rank)
   int threads = 1;               // that may work on one large tensor
+  int64_t ring_bytes = 0;        // dense tensors from this size on go around a ring; 0: none
 };
 
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be

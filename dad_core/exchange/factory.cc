@@ -5,6 +5,7 @@
 #include "exchange/barrier.h"
 #include "exchange/broadcast.h"
 #include "exchange/dense.h"
+#include "exchange/dense_ring.h"
 #include "exchange/exchange.h"
 #include "exchange/factor.h"
 #include "exchange/gather.h"
@@ -23,9 +24,12 @@ Status Refuse(const TensorSpec& spec, const std::string& why) {
 }
 
 Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice slice,
-                                                int64_t batch_bytes, int64_t direct_bytes) {
+                                                int64_t batch_bytes, const ExchangeEnv& env) {
   if (spec.op != ReduceOp::kAdasum) {
-    const DenseForm form = batch_bytes <= direct_bytes ? DenseForm::kDirect : DenseForm::kOwner;
+    // By the size of the whole tensor: all of its slices go the same way.
+    const bool large = env.ring_bytes > 0 && ExpectedBytes(spec) >= env.ring_bytes;
+    if (large && CanGoRound(spec)) return MakeDenseRingExchange(spec, slice);
+    const DenseForm form = batch_bytes <= env.direct_bytes ? DenseForm::kDirect : DenseForm::kOwner;
     return MakeDenseExchange(spec, slice, form);
   }
   if (!IsFloating(spec.dtype)) {
@@ -76,7 +80,7 @@ Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice sli
                                                int64_t batch_bytes, const ExchangeEnv& env) {
   if (spec.method != "none") return MakeByMethod(spec, env);
   switch (spec.kind) {
-    case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, env.direct_bytes);
+    case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, env);
     case OpKind::kAllGather: return MakeGatherExchange(spec);
     case OpKind::kBroadcast: return MakeBroadcastExchange(spec);
     case OpKind::kAllToAll: return MakeAllToAllExchange(spec);

@@ -19,6 +19,14 @@ struct Executor::Batch {
   bool finished = false;                   // only the pin is waited for
   std::chrono::steady_clock::time_point round_started;
 
+  // Whether `from` sends `to` a message in a round. An empty first one says "I agree".
+  bool Speaks(int in_round, int from, int to) const {
+    return in_round == 0 || std::any_of(parts.begin(), parts.end(), [&](const BatchPart& part) {
+             return in_round < part.exchange->num_rounds() &&
+                    part.exchange->Speaks(in_round, from, to);
+           });
+  }
+
   bool RoundComplete() const {
     for (int m = 0; m < group.size; ++m) {
       if (m != group.rank && !shares[round][m].arrived) return false;
@@ -67,7 +75,12 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
     batch.num_rounds = std::max(batch.num_rounds, part.exchange->num_rounds());
   }
   batch.shares.resize(batch.num_rounds);
-  for (auto& round : batch.shares) round.resize(num_members_);
+  for (int round = 0; round < batch.num_rounds; ++round) {
+    batch.shares[round].resize(num_members_);
+    for (int m = 0; m < num_members_; ++m) {
+      batch.shares[round][m].arrived = !batch.Speaks(round, m, member_);  // nothing will come
+    }
+  }
   running_[id] = std::move(owned);
   OfferDestinations(batch);
   if (Status status = SendRound(batch); !status.ok()) {
@@ -102,6 +115,7 @@ Status Executor::SendRound(Batch& batch) {
   for (int offset = 1; offset < num_members_; ++offset) {
     // Everybody starts with another peer, so that no one is everybody's first.
     const int peer = (member_ + offset) % num_members_;
+    if (!batch.Speaks(batch.round, member_, peer)) continue;
     GatherBuffer payload;
     for (BatchPart& part : batch.parts) {
       Exchange& exchange = *part.exchange;

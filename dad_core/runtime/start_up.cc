@@ -13,6 +13,7 @@ struct Card {
   std::string version;
   int64_t fusion_bytes = 0;
   int64_t direct_bytes = 0;
+  int64_t ring_bytes = 0;
   int64_t cache_capacity = 0;
   std::string process_sets;
   int32_t cpu_level = 0;
@@ -31,6 +32,7 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Text(card.version);
   out.Value(card.fusion_bytes);
   out.Value(card.direct_bytes);
+  out.Value(card.ring_bytes);
   out.Value(card.cache_capacity);
   out.Text(card.process_sets);
   out.Value(card.cpu_level);
@@ -43,10 +45,18 @@ Card Decode(ByteSpan bytes) {
   card.version = in.Text();
   card.fusion_bytes = in.Value<int64_t>();
   card.direct_bytes = in.Value<int64_t>();
+  card.ring_bytes = in.Value<int64_t>();
   card.cache_capacity = in.Value<int64_t>();
   card.process_sets = in.Text();
   card.cpu_level = in.Value<int32_t>();
   return card;
+}
+
+// A ring's sums have other last bits than those of owners, and they depend on how tensors are cut.
+// Neither a measured round trip nor tuning may decide that if bits must not depend on timing.
+int64_t RingBytes(const Options& options) {
+  const bool by_the_clock = options.ring_bytes < 0 || options.autotune;
+  return options.deterministic && by_the_clock ? 0 : options.ring_bytes;
 }
 
 int64_t WallMicros() {
@@ -55,23 +65,52 @@ int64_t WallMicros() {
       .count();
 }
 
-// Everybody asks rank 0 once; half of the round trip is taken off.
-Result<int64_t> ClockOffset(Transport& transport, std::chrono::milliseconds timeout) {
+struct Distance {  // to rank 0
+  int64_t clock_offset_us = 0;
+  int64_t round_trip_us = 0;
+};
+
+// Everybody asks rank 0 for the time, and again: the quickest answer counts, since others waited
+// for a busy machine. Half of the round trip is taken off.
+Result<Distance> AskRankZero(Transport& transport, std::chrono::milliseconds timeout) {
   constexpr uint64_t kTag = 0xc10c;
+  constexpr int kAsks = 4;
   int64_t wall = 0;
   const std::span<std::byte> bytes = std::as_writable_bytes(std::span(&wall, 1));
-  if (transport.rank() != 0) {
-    const int64_t asked = WallMicros();
-    DAD_RETURN_IF_ERROR(transport.SendTo(0, kTag, bytes, timeout));
-    DAD_RETURN_IF_ERROR(transport.ReceiveFrom(0, kTag, bytes, timeout));
-    return wall - (asked + WallMicros()) / 2;
+  Distance nearest;
+  for (int ask = 0; ask < kAsks; ++ask) {
+    if (transport.rank() != 0) {
+      const int64_t asked = WallMicros();
+      DAD_RETURN_IF_ERROR(transport.SendTo(0, kTag, bytes, timeout));
+      DAD_RETURN_IF_ERROR(transport.ReceiveFrom(0, kTag, bytes, timeout));
+      const int64_t answered = WallMicros();
+      if (ask > 0 && answered - asked >= nearest.round_trip_us) continue;
+      nearest = {wall - (asked + answered) / 2, answered - asked};
+      continue;
+    }
+    for (int peer = 1; peer < transport.size(); ++peer) {
+      DAD_RETURN_IF_ERROR(transport.ReceiveFrom(peer, kTag, bytes, timeout));
+      wall = WallMicros();
+      DAD_RETURN_IF_ERROR(transport.SendTo(peer, kTag, bytes, timeout));
+    }
   }
-  for (int peer = 1; peer < transport.size(); ++peer) {
-    DAD_RETURN_IF_ERROR(transport.ReceiveFrom(peer, kTag, bytes, timeout));
-    wall = WallMicros();
-    DAD_RETURN_IF_ERROR(transport.SendTo(peer, kTag, bytes, timeout));
+  return nearest;
+}
+
+// What -1 stands for. The farthest rank counts: every line of a ring is one that all wait for.
+Result<int64_t> RingBytesByDistance(Transport& transport, const Distance& mine,
+                                    std::chrono::milliseconds timeout) {
+  constexpr int64_t kFarUs = 2000;
+  constexpr int64_t kBytesPerRank = 1 << 20;
+  ByteWriter out;
+  out.Value(mine.round_trip_us);
+  auto blobs = transport.AllGatherBlobs(out.bytes(), timeout);
+  if (!blobs.ok()) return blobs.status();
+  int64_t farthest_us = 0;
+  for (const auto& blob : blobs.value()) {
+    farthest_us = std::max(farthest_us, ByteReader(blob).Value<int64_t>());
   }
-  return int64_t{0};
+  return farthest_us >= kFarUs ? kBytesPerRank : 0;
 }
 
 }  // namespace
@@ -79,9 +118,13 @@ Result<int64_t> ClockOffset(Transport& transport, std::chrono::milliseconds time
 Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
                              const std::vector<std::vector<int>>& process_sets) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(mine.start_timeout_seconds * 1000));
-  const Card card{
-      DAD_VERSION,         mine.fusion_bytes,      mine.direct_bytes,
-      mine.cache_capacity, Describe(process_sets), static_cast<int32_t>(BestCpuLevel())};
+  const Card card{DAD_VERSION,
+                  mine.fusion_bytes,
+                  mine.direct_bytes,
+                  RingBytes(mine),
+                  mine.cache_capacity,
+                  Describe(process_sets),
+                  static_cast<int32_t>(BestCpuLevel())};
   auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
   if (!blobs.ok()) return blobs.status();
 
@@ -105,17 +148,24 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
   start.options = mine;
   start.cpu_level = static_cast<CpuLevel>(cpu_level);
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
-      first.cache_capacity != mine.cache_capacity) {
+      first.ring_bytes != card.ring_bytes || first.cache_capacity != mine.cache_capacity) {
     DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "
                      << first.fusion_bytes << ", direct_bytes " << first.direct_bytes
-                     << ", cache_capacity " << first.cache_capacity;
+                     << ", ring_bytes " << first.ring_bytes << ", cache_capacity "
+                     << first.cache_capacity;
   }
   start.options.fusion_bytes = first.fusion_bytes;
   start.options.direct_bytes = first.direct_bytes;
   start.options.cache_capacity = first.cache_capacity;
-  Result<int64_t> offset = ClockOffset(transport, timeout);
-  if (!offset.ok()) return offset.status();
-  start.clock_offset_us = offset.value();
+  Result<Distance> distance = AskRankZero(transport, timeout);
+  if (!distance.ok()) return distance.status();
+  start.clock_offset_us = distance.value().clock_offset_us;
+  start.options.ring_bytes = first.ring_bytes;
+  if (first.ring_bytes < 0) {
+    Result<int64_t> ring_bytes = RingBytesByDistance(transport, distance.value(), timeout);
+    if (!ring_bytes.ok()) return ring_bytes.status();
+    start.options.ring_bytes = ring_bytes.value();
+  }
   return start;
 }
 

@@ -4,6 +4,7 @@
 #include <future>
 #include <numeric>
 
+#include "exchange/dense_ring.h"
 #include "util/byte_io.h"
 #include "util/log.h"
 
@@ -265,6 +266,11 @@ std::vector<bool> Worker::Awaited() const {
   return awaited;
 }
 
+// A longer ring has to have more to do. Two ranks are each other's only peer in any case.
+int64_t Worker::RingBytes(int64_t num_members) const {
+  return num_members > 2 && num_members <= kMaxRingSize ? options_.ring_bytes * num_members : 0;
+}
+
 void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   {
     std::lock_guard lock(shared_mutex_);
@@ -273,8 +279,12 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
-  const ExchangeEnv env{id, options_.direct_bytes, cpu_level_, &states_,
-                        static_cast<int>(options_.threads)};
+  const ExchangeEnv env{id,
+                        options_.direct_bytes,
+                        cpu_level_,
+                        &states_,
+                        static_cast<int>(options_.threads),
+                        RingBytes(static_cast<int64_t>(ranks.size()))};
   slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);

@@ -67,6 +67,7 @@ class Worker final : public MessageSink, private LaneOwner {
   std::optional<Clock::time_point> NextDeadline() const;
   std::vector<bool> Awaited() const;
   void MakeLane(int id, const std::vector<int>& ranks);
+  int64_t RingBytes(int64_t num_members) const;
   Lane* FindLane(int id);
   void PeerSaidGoodbye(int peer);
   void SendControl(int peer, MessageKind kind, ByteSpan payload = {});

@@ -68,6 +68,11 @@ constexpr Row kTable[] = {
      "Dense sums of at most this many bytes (all that travel together) go to every rank in one "
      "round instead of to owners and back in two.",
      [](const std::string& t, Options& o) { return ParseInt(t, 0, o.direct_bytes); }},
+    {"ring_bytes", "-1", "DAD_RING_BYTES", "",
+     "Dense tensors (float32, float64) of at least this many bytes for each rank go around a ring "
+     "instead of to owners and back. 0: none. -1: from 1 MB per rank on, where a round trip "
+     "between ranks takes 2 ms or more at start-up; none if deterministic.",
+     [](const std::string& t, Options& o) { return ParseInt(t, -1, o.ring_bytes); }},
     {"deterministic", "0", "DAD_DETERMINISTIC", "",
      "Results do not depend on timing. Dense sums never do; other methods give up speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},

@@ -69,6 +69,7 @@ const std::vector<Case>& Cases() {
       {"sparse;rule=strom;tau=1;coding=rice;layer=8x5:bias", DType::kFloat16},
       {"sparse;rule=topk;ratio=0.2;coding=rice;layer=8x5:bias"},
       {"sparse;rule=topk;ratio=0.2;coding=word;layer=8x5", DType::kFloat64},
+      {"none", DType::kFloat64, {40}},  // around a ring
   };
   return cases;
 }
@@ -114,6 +115,7 @@ class Rank {
     ExchangeEnv env;
     env.states = &states_;
     env.direct_bytes = c.dtype == DType::kInt64 ? 1 << 20 : 0;
+    env.ring_bytes = c.dtype == DType::kFloat64 ? 1 : 0;
     auto made = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
     Require(made.status(), "no such exchange");
     exchange_ = std::move(made).value();

@@ -16,6 +16,7 @@ struct Options {
   double cycle_time_ms = 0;
   int64_t cache_capacity = 0;
   int64_t direct_bytes = 0;
+  int64_t ring_bytes = 0;
   bool deterministic = false;
   int64_t threads = 0;
   double timeout_seconds = 0;
