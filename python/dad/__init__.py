@@ -73,7 +73,10 @@ def plan(
     compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
     loss: makes a number of the model's output. None: its `loss`, else the sum of its first tensor.
     """
-    from dad.torch.dry_run import plan as dry_run
+    if hasattr(model, "get_weights") and not hasattr(model, "named_parameters"):  # Keras on TensorFlow
+        from dad.tensorflow.dry_run import plan as dry_run
+    else:
+        from dad.torch.dry_run import plan as dry_run
 
     return dry_run(model, example_batch, size, link, compression, loss)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 
@@ -16,6 +17,7 @@ from dad.process_sets import ProcessSet
 _PROBE_BYTES = 512 << 10
 # rows, out and columns of a product like those of the exchange.
 _PRODUCT = (128, 512, 1024)
+_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 # Where nothing depends on them but the times that a plan shows.
 _GUESSED_RATES = (1e8, 1e10)
 # dᵀ a by whatever the framework multiplies with.
@@ -69,3 +71,15 @@ def _best_of_three(work: Callable[[], object]) -> float:
         work()
         best = min(best, time.perf_counter() - start)
     return best
+
+
+def bytes_per_second(link: str) -> float:
+    """Of a rate such as 100mbit."""
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)bit(?:/s|ps)?\s*", str(link).lower())
+    try:
+        rate = float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
+    except ValueError:
+        rate = 0.0
+    if rate <= 0:
+        raise ValueError(f"link={link!r} is not possible; a rate such as 100mbit or 10gbit")
+    return rate

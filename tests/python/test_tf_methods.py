@@ -14,7 +14,7 @@ from tf_methods_util import (
     plain_gradients,
     weights_of_an_mlp,
 )
-from tf_util import Lazy, hvd, launched_once, tf
+from tf_util import Lazy, hvd, launched_once, raises, tf
 from util import check_names
 
 keras = Lazy("keras")
@@ -117,9 +117,10 @@ def gradients_in_tensorflow(model, data, method, compiled=True):
 
 
 def payload():
-    """Sent so far, with nothing under way."""
+    """Sent so far by all ranks, with nothing under way. Which of them owns a piece of a dense tensor depends on
+    what it travels with."""
     hvd().barrier()
-    return hvd().stats()["payload_bytes_sent"]
+    return sum(hvd().allgather_object(hvd().stats()["payload_bytes_sent"]))
 
 
 @contextlib.contextmanager
@@ -143,7 +144,7 @@ def assert_same(ours, theirs, where, tolerance):
             difference = np.abs(x - y).max() / scale
             assert difference <= tolerance, f"{where}, step {step}, tensor {i}: {difference}"
         if step >= 2:
-            assert abs(a_bytes - b_bytes) <= 0.002 * b_bytes + 8, (
+            assert abs(a_bytes - b_bytes) <= 0.002 * b_bytes + 32, (
                 f"{where}, step {step}: {a_bytes}, {b_bytes}"
             )
 
@@ -238,3 +239,21 @@ def check_plans_name_layers_without_factors():
     plan = {row["name"]: row for row in model.optimizer.plan()}
     reasons = " ".join(row["why"] for row in plan.values() if row["method"] == "dense")
     assert "loop" in reasons and "depthwise" in reasons, reasons
+
+
+def check_a_dry_run_plans_the_same():
+    import dad
+
+    model = mlp_in_keras()
+    x, y = batches(0, (12,), 5, steps=1)[0]
+    predicted = dad.plan(model, x, size=hvd().size(), compression="dad")
+    step = make_step(model, "dad", compiled=True)
+    step(tf.constant(x), tf.constant(y))
+    (exchange,) = set(step.get_concrete_function(tf.constant(x), tf.constant(y)).graph._dad_exchanges)
+    choices = {name: choice for choice in exchange.board.plan.choices for name in choice.layers}
+    assert len(predicted) == len(model.trainable_variables)
+    assert {"dad", "dense"} <= {row["method"] for row in predicted}
+    for row in predicted:
+        if row["name"] in choices:
+            assert (row["method"] == "dad") == (choices[row["name"]].kind == "factor"), row
+    raises(ValueError, lambda: dad.plan(model, x, link="fast"), "fast")

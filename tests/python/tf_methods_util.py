@@ -7,7 +7,15 @@ from tf_util import Lazy, hvd, tf
 keras = Lazy("keras")
 
 EXACT = ["dad", "edad", "exact"]
-FEEDBACK = ["rank_dad:rank=2", "powersgd:rank=2", "int8", "topk:ratio=0.1", "strom", "vgc:error_feedback=1"]
+# alpha=1 is a tie for an element of which only one sample has a gradient.
+FEEDBACK = [
+    "rank_dad:rank=2",
+    "powersgd:rank=2",
+    "int8",
+    "topk:ratio=0.1",
+    "strom",
+    "vgc:alpha=1.5,error_feedback=1",
+]
 LOSSY = [
     *FEEDBACK,
     "rank_dad:rank=2,combine=gather,wire=bf16",

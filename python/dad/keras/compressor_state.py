@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import weakref
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -20,19 +21,19 @@ class SavedState(KerasSaveable):
     model is loaded as if it were not there."""
 
     def __init__(self, optimizer: Any) -> None:
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)  # Keras looks for what else to save in attributes
 
     def _obj_type(self) -> str:
         return "Optimizer"  # one of those that Keras knows
 
     def save_own_variables(self, store: Any) -> None:
-        data = self._optimizer._dad.save_state()
+        data = self._optimizer()._dad.save_state()
         if data:
             store["0"] = np.frombuffer(data, np.uint8)
 
     def load_own_variables(self, store: Any) -> None:
         if "0" in store.keys():  # noqa: SIM118  it is not a dict
-            self._optimizer._dad.load_state(np.asarray(store["0"]).tobytes())
+            self._optimizer()._dad.load_state(np.asarray(store["0"]).tobytes())
 
 
 def read_state(filepath: Any) -> bytes | None:

@@ -207,25 +207,13 @@ class Board:
     # Plans
 
     def _make_plan(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> None:
-        seen = self._share(held, self._observe(held, trace, counts))
+        seen = self._share(held, observe(held, trace.pairs, counts.reshape(-1, 3).tolist()))
         if len(seen) < self.process_set.size():
             self._postponed = self._joins  # who has joined would not know of it
             return
         weighs_time = any(isinstance(tensor.method, Exact) for tensor in held)
         costs = measure_costs(self.process_set, weighs_time)
-        layers = [
-            Layer(
-                name=tensor.name,
-                out=tensor.out,
-                columns=tensor.columns,
-                element_bytes=tensor.element_bytes,
-                floating=tensor.floating,
-                method=tensor.method,
-                seen=tuple(one.get(tensor.name, Observation(used=False)) for one in seen),
-            )
-            for tensor in held
-        ]
-        made = planner.make_plan(layers, costs)
+        made = planner.make_plan(layers_of(held, seen), costs)
         names = {tensor.name for tensor in held}
         others = self.plan.choices if self.plan is not None else []
         kept = [choice for choice in others if not names.intersection(choice.layers)]
@@ -234,32 +222,6 @@ class Board:
             tensor.planned = True
         self._keeper.hand_over(made.choices, held, self._place())
         self._say_what_does_not_fit(made.choices)
-
-    def _observe(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> dict[str, Observation]:
-        names = {tensor.name for tensor in held}
-        seen = {}
-        for pair, (rows, indexed, samples) in zip(trace.pairs, counts.reshape(-1, 3).tolist(), strict=True):
-            if pair.weight in names:
-                seen[pair.weight] = Observation(
-                    rows=rows,
-                    indexed_rows=indexed,
-                    samples=samples,
-                    row_bytes=pair.row_bytes,
-                    dense=pair.dense or not pair.has_rows,
-                    bias=pair.bias if pair.has_rows else None,
-                    link=pair.link,
-                    reason=pair.reason,
-                    too_large=self.tensors[pair.weight].too_large,
-                )
-            if pair.bias is not None and pair.bias in names:
-                # What rides has no gradient of its own.
-                seen[pair.bias] = Observation(
-                    dense=not pair.has_rows,
-                    used=not pair.has_rows,
-                    reason=pair.bias_reason,
-                    too_large=self.tensors[pair.bias].too_large,
-                )
-        return seen
 
     def _share(self, held: list[Tensor], mine: dict[str, Observation]) -> list[dict[str, Observation]]:
         """What every rank has seen. MismatchError, on all of them, if they do not plan for the same."""
@@ -416,6 +378,52 @@ class Board:
 
     def _described(self) -> list[tuple[Any, ...]]:
         return [(t.name, t.shape, t.dtype, t.method.spec()) for t in self.tensors.values()]
+
+
+def observe(
+    tensors: Sequence[Tensor], pairs: Sequence[Pair], counts: Sequence[Sequence[int]]
+) -> dict[str, Observation]:
+    """What this rank has seen of these tensors. counts: rows, indexed rows and samples of each pair."""
+    by_name = {tensor.name: tensor for tensor in tensors}
+    seen = {}
+    for pair, (rows, indexed, samples) in zip(pairs, counts, strict=True):
+        if pair.weight in by_name:
+            seen[pair.weight] = Observation(
+                rows=rows,
+                indexed_rows=indexed,
+                samples=samples,
+                row_bytes=pair.row_bytes,
+                dense=pair.dense or not pair.has_rows,
+                bias=pair.bias if pair.has_rows else None,
+                link=pair.link,
+                reason=pair.reason,
+                too_large=by_name[pair.weight].too_large,
+            )
+        if pair.bias is not None and pair.bias in by_name:
+            # What rides has no gradient of its own.
+            seen[pair.bias] = Observation(
+                dense=not pair.has_rows,
+                used=not pair.has_rows,
+                reason=pair.bias_reason,
+                too_large=by_name[pair.bias].too_large,
+            )
+    return seen
+
+
+def layers_of(tensors: Sequence[Tensor], seen: Sequence[dict[str, Observation]]) -> list[Layer]:
+    """The tensors as the planner has them, with what every rank saw."""
+    return [
+        Layer(
+            name=tensor.name,
+            out=tensor.out,
+            columns=tensor.columns,
+            element_bytes=tensor.element_bytes,
+            floating=tensor.floating,
+            method=tensor.method,
+            seen=tuple(one.get(tensor.name, Observation(used=False)) for one in seen),
+        )
+        for tensor in tensors
+    ]
 
 
 def _observation(fields: dict[str, Any]) -> Observation:

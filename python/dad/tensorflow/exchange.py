@@ -30,7 +30,7 @@ from dad.tensorflow.ops import resource
 
 
 @dataclass
-class _Work:
+class Work:
     """A pair in a graph."""
 
     pair: Pair
@@ -83,14 +83,14 @@ class MethodExchange:
         found = find(gradients, variables, recorder=recorder)
         self.board.add_tensors(
             [
-                self._tensor(name, variable, one)
+                tensor_of(name, variable, one, planned_method(self._compression, name))
                 for name, variable, one in zip(names, variables, found, strict=True)
             ]
         )
         if self.saved is not None:
             self.board.load(self.saved)
             self.saved = None
-        work = self._pairs(names, variables, found)
+        work = pairs_of(names, found)
         as_rows, in_chain = self._plan(work)
         scale = tf.constant(1.0, tf.float64) if loss_scale is None else tf.cast(loss_scale, tf.float64)
         call = _Call(self, gradients, variables, names, as_rows, scale)
@@ -120,7 +120,7 @@ class MethodExchange:
                 results.update(call.send([one], [False]))
         return call.gather(results, work)
 
-    def _runs(self, work: Sequence[_Work]) -> list[list[int]]:
+    def _runs(self, work: Sequence[Work]) -> list[list[int]]:
         """Layers, from the lowest up, each of which is linked to the next."""
         place = {one.pair.weight: k for k, one in enumerate(work)}
         methods = {k: planned_method(self._compression, one.pair.weight) for k, one in enumerate(work)}
@@ -139,53 +139,12 @@ class MethodExchange:
         taken: set[int] = set()
         return [run for run in runs if not (taken & set(run) or taken.update(run))]
 
-    def _tensor(self, name: str, variable: Any, found: Found) -> Tensor:
-        layout = found.layout
-        vector = variable.shape.rank < 2
-        return Tensor(
-            name=name,
-            method=planned_method(self._compression, name),
-            out=layout.out,
-            columns=layout.columns,
-            shape=(math.prod(variable.shape),) if vector else (layout.out, layout.columns),
-            element_bytes=variable.dtype.size,
-            dtype=variable.dtype.base_dtype.name,
-        )
-
-    def _pairs(self, names: Sequence[str], variables: Sequence[Any], found: Sequence[Found]) -> list[_Work]:
-        work = []
-        for i, one in enumerate(found):
-            if one.rides_with is not None:
-                continue
-            links = {use.link for use in one.uses}
-            link = links.pop() if len(one.uses) == 1 else None
-            pair = Pair(
-                weight=names[i],
-                bias=names[one.bias] if one.bias is not None else None,
-                has_rows=bool(one.uses),
-                row_bytes=max((_row_bytes(use) for use in one.uses), default=0),
-                dense=bool(one.rest),
-                reason=one.reason,
-                link=Link(names[link.upper], link.activation, link.slope) if link is not None else None,
-                bias_reason="" if one.bias is None else found[one.bias].reason,
-            )
-            work.append(_Work(pair, i, one.bias, one))
-        return work
-
-    def _plan(self, work: Sequence[_Work]) -> tuple[tf.Tensor, tf.Tensor]:
+    def _plan(self, work: Sequence[Work]) -> tuple[tf.Tensor, tf.Tensor]:
         trace, places = self.board.add_trace([one.pair for one in work])
         for one, place in zip(work, places, strict=True):
             one.place = place
-        counts = [
-            (
-                _total(use.num_rows() for use in one.found.uses if use.kind == "rows"),
-                _total(use.num_rows() for use in one.found.uses if use.kind == "indexed"),
-                one.found.uses[0].num_samples() if one.found.uses else 0,
-            )
-            for one in work
-        ]
         as_rows, in_chain = lib.dad_plan(
-            counts=[[tf.cast(count, tf.int64) for count in three] for three in counts],
+            counts=[[tf.cast(count, tf.int64) for count in three] for three in counts_of(work)],
             board=self.board.id,
             trace=trace,
             pairs=places,
@@ -193,6 +152,55 @@ class MethodExchange:
         )
         run_any_time([as_rows])
         return as_rows, in_chain
+
+
+def counts_of(work: Sequence[Work]) -> list[tuple[Any, Any, Any]]:
+    """Of each pair: rows, indexed rows and samples; numbers where shapes are known, else tensors."""
+    return [
+        (
+            _total(use.num_rows() for use in one.found.uses if use.kind == "rows"),
+            _total(use.num_rows() for use in one.found.uses if use.kind == "indexed"),
+            one.found.uses[0].num_samples() if one.found.uses else 0,
+        )
+        for one in work
+    ]
+
+
+def tensor_of(name: str, variable: Any, found: Found, method: Any) -> Tensor:
+    """A variable as a plan has it."""
+    layout = found.layout
+    vector = variable.shape.rank < 2
+    return Tensor(
+        name=name,
+        method=method,
+        out=layout.out,
+        columns=layout.columns,
+        shape=(math.prod(variable.shape),) if vector else (layout.out, layout.columns),
+        element_bytes=variable.dtype.size,
+        dtype=variable.dtype.base_dtype.name,
+    )
+
+
+def pairs_of(names: Sequence[str], found: Sequence[Found]) -> list[Work]:
+    """Weights with their biases, and what is by itself."""
+    work = []
+    for i, one in enumerate(found):
+        if one.rides_with is not None:
+            continue
+        links = {use.link for use in one.uses}
+        link = links.pop() if len(one.uses) == 1 else None
+        pair = Pair(
+            weight=names[i],
+            bias=names[one.bias] if one.bias is not None else None,
+            has_rows=bool(one.uses),
+            row_bytes=max((_row_bytes(use) for use in one.uses), default=0),
+            dense=bool(one.rest),
+            reason=one.reason,
+            link=Link(names[link.upper], link.activation, link.slope) if link is not None else None,
+            bias_reason="" if one.bias is None else found[one.bias].reason,
+        )
+        work.append(Work(pair, i, one.bias, one))
+    return work
 
 
 FLOATING = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
@@ -228,7 +236,7 @@ class _Call:
         self._as_rows = as_rows
         self._loss_scale = loss_scale
 
-    def gather(self, results: dict[int, tf.Tensor], work: Sequence[_Work]) -> list[tf.Tensor]:
+    def gather(self, results: dict[int, tf.Tensor], work: Sequence[Work]) -> list[tf.Tensor]:
         """The results, in the order and the shape of the variables."""
         layouts = {one.weight: one.found.layout for one in work}
         return [
@@ -236,7 +244,7 @@ class _Call:
             for i, variable in enumerate(self._variables)
         ]
 
-    def send(self, work: Sequence[_Work], as_rows: Sequence[bool]) -> dict[int, tf.Tensor]:
+    def send(self, work: Sequence[Work], as_rows: Sequence[bool]) -> dict[int, tf.Tensor]:
         """One op for these pairs; the results as the wire has them."""
         parts, tensors = [], []
         for one, by_rows in zip(work, as_rows, strict=True):
@@ -250,7 +258,7 @@ class _Call:
             tensors += [*given, *self._bias(one)]
         return self._op(work, parts, tensors)
 
-    def chain(self, run: Sequence[_Work], any_chain: tf.Tensor | None = None) -> dict[int, tf.Tensor]:
+    def chain(self, run: Sequence[Work], any_chain: tf.Tensor | None = None) -> dict[int, tf.Tensor]:
         """One op for layers that are linked; results of those that are in no chain are empty. In a graph it
         runs only if some are."""
         tensors: list[Any] = []
@@ -267,7 +275,7 @@ class _Call:
 
     def switched(
         self,
-        one: _Work,
+        one: Work,
         as_rows: tf.Tensor,
         in_chain: tf.Tensor | None = None,
         by_chain: dict[int, tf.Tensor] | None = None,
@@ -304,10 +312,10 @@ class _Call:
             results[i] = merged
         return results
 
-    def _part(self, one: _Work, text: str) -> str:
+    def _part(self, one: Work, text: str) -> str:
         return f"pair={one.place};{text};bias={int(one.bias is not None)}"
 
-    def _rows(self, one: _Work, inputs: Sequence[Any], rest: tf.Tensor | None) -> tuple[str, list[Any]]:
+    def _rows(self, one: Work, inputs: Sequence[Any], rest: tf.Tensor | None) -> tuple[str, list[Any]]:
         rows, indexed, begins = [], [], []
         for use, of in zip(one.found.uses, inputs, strict=True):
             first, second = use.factors(*of)
@@ -321,14 +329,14 @@ class _Call:
         text += f";begin={','.join(begins)}" if begins else ""
         return text, [*rows, *indexed, *([rest] if rest is not None else [])]
 
-    def _formed(self, one: _Work) -> tf.Tensor:
+    def _formed(self, one: Work) -> tf.Tensor:
         return one.found.layout.to_wire(tf.convert_to_tensor(self._gradients[one.weight]))
 
-    def _bias(self, one: _Work) -> list[tf.Tensor]:
+    def _bias(self, one: Work) -> list[tf.Tensor]:
         return [] if one.bias is None else [tf.reshape(self._gradients[one.bias], [-1])]
 
     def _op(
-        self, work: Sequence[_Work], parts: list[str], tensors: list[Any], op: Any = lib.dad_exchange
+        self, work: Sequence[Work], parts: list[str], tensors: list[Any], op: Any = lib.dad_exchange
     ) -> dict[int, tf.Tensor]:
         exchange = self._exchange
         members = [i for one in work for i in one.members]

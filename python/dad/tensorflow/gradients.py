@@ -57,8 +57,8 @@ def _key(variable: Any) -> int:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A tensor of a plan."""
+class Row:
+    """A tensor of which a plan tells."""
 
     name: str
     shape: tuple[int, ...]
@@ -66,6 +66,12 @@ class _Row:
     compressor: Any
     method: Any = None
     planned: bool = False
+
+    @staticmethod
+    def of(name: str, variable: Any, compression: Any, planned: bool = False) -> Row:
+        method = planned_method(compression, name)
+        chosen = compressor("none" if method is not None else compression, name)
+        return Row(name, tuple(variable.shape), tf.as_dtype(variable.dtype), chosen, method, planned)
 
     @property
     def element_bytes(self) -> int:
@@ -105,7 +111,7 @@ class GradientReducer:
         self.devices = (device_dense, device_sparse)
         self.stream = stream
         self._local: dict[int, Any] = {}  # by id; the variable stays alive with it
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, Row] = {}
         self.by_method: MethodExchange | None = None  # of an optimizer; tapes have theirs in common
         self.has_methods = has_planned_method(self.compression)
         if self.has_methods and op not in (Average, Sum):
@@ -167,13 +173,7 @@ class GradientReducer:
     def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
         for name, variable in zip(names, variables, strict=True):
             if name not in self._rows and not self.is_local(variable):
-                method = planned_method(self.compression, name)
-                self._rows[name] = _Row(
-                    name,
-                    tuple(variable.shape),
-                    tf.as_dtype(variable.dtype),
-                    compressor("none" if method is not None else self.compression, name),
-                )
+                self._rows[name] = Row.of(name, variable, self.compression)
 
     # What plan() tells, and what is kept between steps
 
@@ -185,9 +185,7 @@ class GradientReducer:
         planned = exchange.board.tensors if exchange is not None else {}
         choices = exchange.board.plan.choices if exchange is not None and exchange.board.plan else []
         rows = [
-            replace(row, method=planned[name].method, planned=planned[name].planned)
-            if name in planned
-            else row
+            replace(row, planned=name in planned and planned[name].planned)
             for name, row in self._rows.items()
         ]
         stats = _core.stats()["tensors"]

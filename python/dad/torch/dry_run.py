@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from dad import compression as _methods
 from dad import planner
-from dad.link import product_rate
+from dad.link import bytes_per_second, product_rate
 from dad.plan_table import plan_rows
 from dad.planned_methods import planned_method
 from dad.torch import capture
@@ -23,7 +22,6 @@ from dad.torch.slots import Slot, multiply
 
 # No optimizer has these numbers.
 _owners = itertools.count(-1, -1)
-_UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
 
 
 def plan(
@@ -37,7 +35,7 @@ def plan(
     """See dad.plan()."""
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
-    rate = _bytes_per_second(link)
+    rate = bytes_per_second(link)
     compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
     # The user's model keeps its gradients, buffers and random numbers.
     model = copy.deepcopy(model)
@@ -99,14 +97,3 @@ def _sum(output: Any) -> torch.Tensor:
             if isinstance(item, torch.Tensor) and item.requires_grad:
                 return item.sum()
     raise ValueError(f"the model returned a {type(output).__name__}: give a loss= that makes a number of it")
-
-
-def _bytes_per_second(link: str) -> float:
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)bit(?:/s|ps)?\s*", str(link).lower())
-    try:
-        rate = float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
-    except ValueError:
-        rate = 0.0
-    if rate <= 0:
-        raise ValueError(f"link={link!r} is not possible; a rate such as 100mbit or 10gbit")
-    return rate
