@@ -15,7 +15,7 @@ build:  ## only the C++ build, incremental
 
 demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto; two train with Keras
 	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
-	@$(VENV)/bin/dadrun -np 2 $(VENV)/bin/python examples/keras_fit.py --epochs 1
+	@$(VENV)/bin/dadrun -np 2 $(VENV)/bin/python examples/keras_fit.py --epochs 1 --compression auto
 
 test: setup  ## all tests, C++ and Python
 	build/tests/cpp/dad_tests --gtest_brief=1

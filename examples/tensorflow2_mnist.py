@@ -20,7 +20,7 @@ import dad.tensorflow as hvd
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=300)
-parser.add_argument("--compression", help="none, fp16 or bf16")
+parser.add_argument("--compression", help="a method: auto, exact, rank_dad:rank=4, …; default: dense")
 args = parser.parse_args()
 
 hvd.init()

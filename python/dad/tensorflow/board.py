@@ -100,6 +100,7 @@ class Board:
         self.process_set = process_set
         self.op = op
         self.tensors: dict[str, Tensor] = {}
+        self.on_plan: Callable[[], None] = lambda: None  # a plan was made
         self.plan: Plan | None = None
         self.id = library.dad_tf_new_board()
         self._stream = stream
@@ -222,6 +223,7 @@ class Board:
             tensor.planned = True
         self._keeper.hand_over(made.choices, held, self._place())
         self._say_what_does_not_fit(made.choices)
+        self.on_plan()
 
     def _share(self, held: list[Tensor], mine: dict[str, Observation]) -> list[dict[str, Observation]]:
         """What every rank has seen. MismatchError, on all of them, if they do not plan for the same."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import os
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ import tensorflow as tf
 from dad._lib import _core
 from dad.arguments import set_id
 from dad.basics import Adasum, Average, Max, Sum
-from dad.plan_table import plan_rows
+from dad.plan_table import format_plan, plan_rows
 from dad.planned_methods import has_planned_method, planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.state_bytes import from_bytes, to_bytes
@@ -179,16 +180,18 @@ class GradientReducer:
 
     def plan(self) -> list[dict[str, Any]]:
         """One row per tensor that has been reduced: what is sent for it, and why."""
-        if not is_active(self.process_set):
-            return []
-        exchange = self.by_method
+        return self._plan_of(self.by_method) if is_active(self.process_set) else []
+
+    def _plan_of(
+        self, exchange: MethodExchange | None, stats: dict[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
         planned = exchange.board.tensors if exchange is not None else {}
         choices = exchange.board.plan.choices if exchange is not None and exchange.board.plan else []
         rows = [
             replace(row, planned=name in planned and planned[name].planned)
             for name, row in self._rows.items()
         ]
-        stats = _core.stats()["tensors"]
+        stats = _core.stats()["tensors"] if stats is None else stats
         measured = {name: stats[w] for name in self._rows if (w := self.method_name(name)) in stats}
         why = "no method asked for" if self.compression.name == "none" else "asked for"
         return plan_rows(rows, choices, self.process_set.size(), why, measured)
@@ -245,7 +248,18 @@ class GradientReducer:
 
     def _new_exchange(self, stream: int) -> MethodExchange:
         scales = (self.prescale, self.postscale)
-        return MethodExchange(self.compression, self.op, scales, self.process_set, stream, self.method_name)
+        exchange = MethodExchange(
+            self.compression, self.op, scales, self.process_set, stream, self.method_name
+        )
+        if os.environ.get("DAD_PLAN") and self.process_set.rank() == 0:
+            exchange.board.on_plan = lambda: self._print_plan(exchange)
+        return exchange
+
+    def _print_plan(self, exchange: MethodExchange) -> None:
+        """Once."""
+        exchange.board.on_plan = lambda: None
+        # Nothing has been measured but the warm-up.
+        print(format_plan(self._plan_of(exchange, {})), file=sys.stderr, flush=True)
 
     def _names(self, variables: Sequence[Any]) -> list[str]:
         """Unique, also where variables share a name."""
