@@ -70,14 +70,13 @@ def tensorflow_step(tf: Any, model: Any, method: str | None, num_classes: int = 
     return step
 
 
-def torch_step(name: str, method: str) -> Step:
+def torch_step(name: str, method: str | None) -> Step:
     model = MODELS[name]()
-    hvd.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = hvd.DistributedOptimizer(
-        torch.optim.SGD(model.parameters(), lr=LEARNING_RATE),
-        [(f"{name}.{method}.{key}", value) for key, value in model.named_parameters()],
-        compression=method,
-    )
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
+    if method is not None:
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
+        named = [(f"{name}.{method}.{key}", value) for key, value in model.named_parameters()]
+        optimizer = hvd.DistributedOptimizer(optimizer, named, compression=method)
     inputs, targets = batch(name)
 
     def step() -> None:
@@ -90,8 +89,8 @@ def torch_step(name: str, method: str) -> Step:
 
 def methods(tf: Any, name: str, seconds: float) -> list[Row]:
     contestants: dict[str, Step] = {}
-    for method in ("none", *METHODS):
-        model = perceptron(tf, [WIDTHS[name]] * 2, f"{name}_{method.partition(':')[0]}")
+    for method in (None, "none", *METHODS):
+        model = perceptron(tf, [WIDTHS[name]] * 2, f"{name}_{str(method).partition(':')[0]}")
         contestants[f"tf {method}"] = tensorflow_step(tf, model, method)
         contestants[f"torch {method}"] = torch_step(name, method)
     times = take_turns(contestants, seconds, even_time=True)
@@ -107,9 +106,11 @@ def methods(tf: Any, name: str, seconds: float) -> list[Row]:
                 "TensorFlow / torch": mine / theirs,
                 "ms": times[f"tf {method}"].ms,
                 "dense ms": times["tf none"].ms,
+                "local ms": times["tf None"].ms,
                 "MB": times[f"tf {method}"].dad_sent / 1e6,
                 "torch's ms": times[f"torch {method}"].ms,
                 "torch's dense ms": times["torch none"].ms,
+                "torch's local ms": times["torch None"].ms,
                 "torch's MB": times[f"torch {method}"].dad_sent / 1e6,
             }
         )
