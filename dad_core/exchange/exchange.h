@@ -48,6 +48,8 @@ struct TensorSpec {
   double postscale = 1.0;
   std::string method = "none";
   uint32_t stream = 0;  // with the name: whose state it is
+  // The data goes from device to device: the exchange only agrees on the order (order.h).
+  bool on_device = false;
 };
 
 // A range of elements of an elementwise exchange: big tensors travel in slices.
@@ -75,6 +77,13 @@ struct StepInput {
   StepReport* report = nullptr;  // may be null
   // Tells one submit from the next: a step that was cancelled begins again with the same.
   uint64_t submit_id = 0;
+};
+
+// When the device moves the data: work of one process set is put on the device in the order of
+// these numbers, the same on every rank. A batch takes one number per part.
+struct DeviceTurn {
+  TensorSpec spec;
+  uint64_t number = 0;
 };
 
 class Exchange {
@@ -112,6 +121,12 @@ class Exchange {
     return {};
   }
 
+  // Whether `from` sends `to` anything in `round`; rounds > 0. The same on both sides.
+  virtual bool Speaks(int round, int from, int to) const {
+    (void)round, (void)from, (void)to;
+    return true;
+  }
+
   // Takes what came in `round`, one share per rank (ours is empty). Shares are
   // valid during the call only. InvalidArgument if a share is malformed.
   virtual Status Receive(int round, std::span<const ByteSpan> shares) = 0;
@@ -122,6 +137,9 @@ class Exchange {
   // Forgets the step that was begun: the state is as before Begin. Called only
   // when no round has been received.
   virtual void Cancel() {}
+
+  // An exchange that moves no data says where the data's turn is; null for the others.
+  virtual const DeviceTurn* device_turn() const { return nullptr; }
 };
 
 // What exchanges share in a process set.
@@ -131,8 +149,10 @@ struct ExchangeEnv {
   // The instructions that all ranks have: where every rank repeats a computation, the bits
   // must be the same.
   CpuLevel cpu_level = CpuLevel::kBaseline;
-  StateStore* states = nullptr;  // null: nothing is kept (a set of one rank)
-  int threads = 1;               // that may work on one large tensor
+  StateStore* states = nullptr;     // null: nothing is kept (a set of one rank)
+  int threads = 1;                  // that may work on one large tensor
+  bool device_collectives = false;  // all ranks have them
+  uint64_t* next_turn = nullptr;    // of the process set: counts on its first member
 };
 
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be

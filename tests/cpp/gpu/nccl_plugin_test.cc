@@ -65,9 +65,6 @@ TEST_F(NcclPluginTest, ConnectWithoutTheLibrariesSaysWhatIsMissing) {
 }
 
 TEST_F(NcclPluginTest, CollectivesOfATransportThatTheCoreHasConnected) {
-  Result<void*> symbol = FindInPlugin("nccl", DAD_PLUGIN_DIR, "dad_plugin_device_collectives");
-  ASSERT_TRUE(symbol.ok()) << symbol.status().ToString();
-  const auto collectives_of = reinterpret_cast<DeviceCollectives* (*)(Transport*)>(symbol.value());
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 2; ++rank) {
     ranks.emplace_back([&, rank] {
@@ -75,7 +72,7 @@ TEST_F(NcclPluginTest, CollectivesOfATransportThatTheCoreHasConnected) {
       ASSERT_TRUE(transport.ok()) << transport.status().ToString();
       EXPECT_EQ(transport.value()->name(), "nccl");
       const std::vector<int> all{0, 1};
-      auto group = collectives_of(transport.value().get())->MakeGroup(0, all, kLong);
+      auto group = transport.value()->device_collectives()->MakeGroup(0, all, kLong);
       ASSERT_TRUE(group.ok()) << group.status().ToString();
       auto tensor = Floats({1, 2}, rank);
       ExpectDone(group.value()->AllReduce(tensor.view, tensor.view, ReduceOp::kSum, kLong));
