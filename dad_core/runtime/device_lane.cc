@@ -39,12 +39,16 @@ DeviceLane::DeviceLane(uint32_t id, std::vector<int> ranks, DeviceCollectives* c
       thread_([this] { Loop(); }) {}
 
 DeviceLane::~DeviceLane() {
+  Stop();
+  thread_.join();
+}
+
+void DeviceLane::Stop() {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
     stopping_ = true;
   }
   changed_.notify_all();
-  thread_.join();
 }
 
 void DeviceLane::Put(DeviceTask task) {

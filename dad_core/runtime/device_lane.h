@@ -65,6 +65,9 @@ class DeviceLane {
   // In any order: it waits for its turn.
   void Put(DeviceTask task);
 
+  // Begins nothing more: the memory of what waits may go any time. Does not wait.
+  void Stop();
+
   // Something is to be done, or on the device and not known to be finished.
   bool busy() const { return busy_.load(std::memory_order_acquire); }
 

@@ -473,7 +473,10 @@ void Worker::DoAbort() {
   }
   transport_->Close();
   receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
+  for (auto& [id, slot] : lanes_) {
+    if (slot.device) slot.device->Stop();
+    slot.lane->FailAll(status);
+  }
   for (const auto& request : stager_.TakeAll()) request->Complete(status);
   for (auto* join : {&join_, &join_after_staging_}) {
     if (*join) std::exchange(*join, nullptr)->Complete(status);
@@ -490,7 +493,10 @@ void Worker::BeginShutdown() {
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
   receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
+  for (auto& [id, slot] : lanes_) {
+    if (slot.device) slot.device->Stop();
+    slot.lane->FailAll(status);
+  }
   for (const auto& request : stager_.TakeAll()) request->Complete(status);
   for (auto* join : {&join_, &join_after_staging_}) {
     if (*join) std::exchange(*join, nullptr)->Complete(status);
