@@ -108,14 +108,14 @@ void ReleasePassed() {
   std::vector<Kept> passed;  // released without the lock: that may take a framework's
   Keeper& keeper = TheKeeper();
   const std::lock_guard<std::mutex> lock(keeper.mutex);
-  while (!keeper.kept.empty()) {
-    Kept& oldest = keeper.kept.front();
-    const Result<bool> done = EventPassed(oldest.device, oldest.event);
+  // All of them: what one device is not through with does not hold up another's.
+  std::erase_if(keeper.kept, [&](Kept& kept) {
+    const Result<bool> done = EventPassed(kept.device, kept.event);
     // An error: the device is lost, and nothing will use the memory any more.
-    if (done.ok() && !done.value()) break;
-    passed.push_back(std::move(oldest));
-    keeper.kept.pop_front();
-  }
+    if (done.ok() && !done.value()) return false;
+    passed.push_back(std::move(kept));
+    return true;
+  });
 }
 
 }  // namespace dad

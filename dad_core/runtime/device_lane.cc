@@ -159,7 +159,9 @@ Status DeviceLane::AllReduce(std::span<const DeviceTask::Part* const> parts, boo
   TensorView fused;
   fused.data = buffer.value();
   fused.dtype = spec.dtype;
-  fused.shape = {static_cast<int64_t>(num_bytes / SizeOf(spec.dtype))};
+  // A tensor alone goes without padding on the ranks that have it.
+  fused.shape = {parts.size() == 1 ? NumElements(spec.shape)
+                                   : static_cast<int64_t>(num_bytes / SizeOf(spec.dtype))};
   fused.device = DeviceType::kCuda;
   fused.device_index = group_->device();
 

@@ -248,13 +248,18 @@ TEST_P(DeviceEngineTest, AJoinedRankCountsAsZeros) {
     join.kind = OpKind::kJoin;
     join.name = "join";
     if (rank != 2) {
-      DeviceValues a({1}, stream), b({2}, stream);
+      // Alone, and with another in one batch.
+      DeviceValues a({1}, stream), b({2}, stream), c({3, 4}, stream);
       auto first = job[rank].Submit(a.AllReduce("a"));
-      auto second = job[rank].Submit(b.AllReduce("b"));
-      for (auto& ticket : {first, second}) {
-        const Status used = stream.Use(*ticket);
-        ASSERT_TRUE(used.ok()) << used.ToString();
-      }
+      EXPECT_TRUE(stream.Use(*first).ok());
+      Request group = b.AllReduce("b and c");
+      c.ready = b.ready;
+      group.tensors.emplace_back();
+      group.tensors[1].input = group.tensors[1].output = c.View();
+      auto second = job[rank].Submit(std::move(group));
+      const Status used = stream.Use(*second);
+      ASSERT_TRUE(used.ok()) << used.ToString();
+      EXPECT_EQ(c.data, (std::vector<float>{6, 8}));
       EXPECT_EQ(a.data[0], 2);
       EXPECT_EQ(b.data[0], 4);
     }

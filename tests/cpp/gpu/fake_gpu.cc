@@ -56,6 +56,7 @@ struct Piece {
   int peer;
   uint64_t number;  // of a collective, within its communicator
   double scale;
+  std::shared_ptr<bool> alive;  // the communicator is
   bool done = false;
 };
 using PiecePtr = std::shared_ptr<Piece>;
@@ -77,6 +78,7 @@ struct dad::nccl::ncclComm {
   uint64_t next_number = 0;
   int lag = 0;
   std::function<void()> when_through;  // what a call that is in progress will do
+  std::shared_ptr<bool> alive = std::make_shared<bool>(true);
 };
 
 namespace {
@@ -91,6 +93,7 @@ struct State {
   std::map<int, int> async_errors;
   std::vector<Record> log;
   std::set<CudaStream> streams;
+  std::set<CudaStream> draining;  // destroyed with work on them, which is still done
   std::set<CudaEvent> events;
   std::set<Comm> comms;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
@@ -174,7 +177,8 @@ void Execute(const std::map<int, PiecePtr>& all) {
   for (const auto& [rank, piece] : all) {
     if (piece->call != one.call || piece->count != one.count || piece->type != one.type ||
         piece->op != one.op || piece->peer != one.peer) {
-      std::fprintf(stderr, "fake gpu: ranks do not call the same collective\n");
+      std::fprintf(stderr, "fake gpu: ranks do not call the same: %s of %zu, %s of %zu\n",
+                   one.call.c_str(), one.count, piece->call.c_str(), piece->count);
       std::abort();
     }
     const size_t bytes = one.count * SizeOfType(one.type);
@@ -201,7 +205,7 @@ void Execute(const std::map<int, PiecePtr>& all) {
 
 // The kernel has started: its peers can find it.
 void Arrive(const PiecePtr& piece) {
-  if (Fake().comms.count(piece->comm) == 0) {  // aborted before its turn on the stream
+  if (!*piece->alive) {  // aborted before its turn on the stream
     piece->done = true;
     return;
   }
@@ -234,13 +238,20 @@ void Arrive(const PiecePtr& piece) {
 void Run() {
   for (bool moved = true; moved;) {
     moved = false;
-    for (const CudaStream stream : Fake().streams) {
-      while (!stream->held && !stream->entries.empty() && stream->entries.front()()) {
-        stream->entries.pop_front();
-        moved = true;
+    for (const auto* streams : {&Fake().streams, &Fake().draining}) {
+      for (const CudaStream stream : *streams) {
+        while (!stream->held && !stream->entries.empty() && stream->entries.front()()) {
+          stream->entries.pop_front();
+          moved = true;
+        }
       }
     }
   }
+  std::erase_if(Fake().draining, [](CudaStream stream) {
+    const bool empty = stream->entries.empty();
+    if (empty) delete stream;
+    return empty;
+  });
 }
 
 void Put(CudaStream stream, std::vector<PiecePtr> pieces) {
@@ -302,8 +313,8 @@ ResultCode Enqueue(const char* call, const void* in, void* out, size_t count, in
     scale = scaled->second.second;
     op = 0;
   }
-  auto piece = std::make_shared<Piece>(
-      Piece{name, comm, in, out, count, type, op, peer, pair ? 0 : comm->next_number++, scale});
+  auto piece = std::make_shared<Piece>(Piece{name, comm, in, out, count, type, op, peer,
+                                             pair ? 0 : comm->next_number++, scale, comm->alive});
   if (group_depth > 0) {
     group_pieces.emplace_back(stream, std::move(piece));
     return dad::nccl::kSuccess;
@@ -437,7 +448,8 @@ FAKE CudaError cudaStreamDestroy(CudaStream stream) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("cudaStreamDestroy", stream);
   if (Fake().streams.erase(stream) == 0) return kInvalid;
-  delete stream;
+  Fake().draining.insert(stream);
+  Run();
   return kCudaSuccess;
 }
 FAKE CudaError cudaEventCreateWithFlags(CudaEvent* event, unsigned flags) {
@@ -624,7 +636,8 @@ FAKE ResultCode ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int ra
   auto& meeting = Fake().meetings[number];
   if (meeting == nullptr) meeting = std::make_shared<Meeting>();
   meeting->size = size;
-  *comm = new dad::nccl::ncclComm{meeting, rank, current_device, 0, 0, nullptr};
+  *comm = new dad::nccl::ncclComm{
+      meeting, rank, current_device, 0, 0, nullptr, std::make_shared<bool>(true)};
   Fake().comms.insert(*comm);
   return Through(*comm, [meeting, rank] { meeting->joined.insert(rank); }) == dad::nccl::kSuccess &&
                  static_cast<int>(meeting->joined.size()) == size
@@ -655,6 +668,7 @@ FAKE ResultCode ncclCommDestroy(Comm comm) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("ncclCommDestroy");
   if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  *comm->alive = false;
   delete comm;
   return dad::nccl::kSuccess;
 }
@@ -662,6 +676,7 @@ FAKE ResultCode ncclCommAbort(Comm comm) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("ncclCommAbort");
   if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  *comm->alive = false;
   EndPieces(comm);
   Run();
   delete comm;
