@@ -20,6 +20,7 @@ demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and aut
 test: setup  ## all tests, C++ and Python
 	build/tests/cpp/dad_tests --gtest_brief=1
 	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
+	if [ -x build/tests/cpp/gpu/dad_torch_device_tests ]; then build/tests/cpp/gpu/dad_torch_device_tests --gtest_brief=1; fi
 	build/tests/fuzz/dad_fuzz_replay tests/fuzz/corpus
 	$(VENV)/bin/python -m pytest -q
 

@@ -78,7 +78,7 @@ endforeach()
 # ---- nccl
 # Needs no library to be built: CUDA and NCCL are opened at run time (cmake/cuda.cmake).
 include(cmake/cuda.cmake)
-file(GLOB nccl_sources CONFIGURE_DEPENDS dad_core/device/*.cc dad_core/transport/nccl/*.cc)
+file(GLOB nccl_sources CONFIGURE_DEPENDS dad_core/transport/nccl/*.cc)
 list(FILTER nccl_sources EXCLUDE REGEX "/(plugin|abi_check)\\.cc$")
 add_library(dad_nccl_parts STATIC ${nccl_sources})  # tests link these, too
 target_include_directories(dad_nccl_parts PRIVATE dad_core)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "completion.h"
+#include "dad/device.h"
 #include "dad/engine.h"
 #include "tensor_adapter.h"
 
@@ -108,6 +109,7 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
   if (!engine) {
     return Fail(Status::InvalidArgument("dad has not been initialized; call init() first"));
   }
+  if (const Status ready = SetReady(requests); !ready.ok()) return Fail(ready);
   on_success_ = std::move(on_success);
   num_open_ = requests.size();
   cancellation_ = context_->cancellation_manager();
@@ -143,10 +145,30 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
   }
 }
 
+Status Call::SetReady(std::vector<dad::Request>& requests) {
+  if (device_ < 0) return Status::Ok();
+  const Result<dad::DeviceEvent> event = dad::RecordEvent(device_, stream_);
+  if (!event.ok()) return event.status();
+  for (dad::Request& request : requests) {
+    request.keep_alive = event.value();
+    for (Contribution& tensor : request.tensors) {
+      for (dad::TensorView* view : {&tensor.input, &tensor.output}) {
+        view->device = dad::DeviceType::kCuda;
+        view->device_index = device_;
+        view->ready_event = event.value().get();
+      }
+    }
+  }
+  return Status::Ok();
+}
+
 void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ticket) {
+  // The work is on the device; what TensorFlow puts on its stream from now on comes after it.
+  Status waits;
+  if (device_ >= 0) waits = dad::StreamWaits(device_, stream_, ticket->done_event());
   {
     std::lock_guard lock(mutex_);
-    if (first_error_.ok()) first_error_ = status;
+    if (first_error_.ok()) first_error_ = status.ok() ? waits : status;
     if (--num_open_ > 0) return;
   }
   ThePhases().End(ticket);

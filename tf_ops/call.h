@@ -23,6 +23,13 @@ class Call : public std::enable_shared_from_this<Call> {
  public:
   Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done);
 
+  // The tensors are on that device, made by what `stream` (a cudaStream_t) was given so far, and
+  // the results are used by what it is given after `done`. Before anything else.
+  void UseStream(int device, void* stream) {
+    device_ = device;
+    stream_ = stream;
+  }
+
   // Input number `input` with a result of its shape, which becomes output number `input`: in the
   // memory of the input where nobody else has it.
   dad::Result<dad::Contribution> Elementwise(int input);
@@ -43,6 +50,7 @@ class Call : public std::enable_shared_from_this<Call> {
   void Fail(const dad::Status& status);
 
  private:
+  dad::Status SetReady(std::vector<dad::Request>& requests);
   void PartDone(const dad::Status& status, const std::shared_ptr<dad::Ticket>& ticket);
   void Finish(const absl::Status& status, bool ended);
 
@@ -54,6 +62,8 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made
   tensorflow::CancellationManager* cancellation_ = nullptr;
   tensorflow::CancellationToken token_ = 0;
+  int device_ = -1;  // -1: the host
+  void* stream_ = nullptr;
   std::atomic<bool> finished_{false};
   std::mutex mutex_;
   size_t num_open_ = 0;      // guarded by mutex_

@@ -1,5 +1,6 @@
 #include "collective.h"
 
+#include <c10/core/StreamGuard.h>
 #include <pybind11/pybind11.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 #include <sstream>
 
 #include "dad/engine.h"
+#include "device_stream.h"
 #include "tensor_adapter.h"
 
 namespace dad_torch {
@@ -56,6 +58,11 @@ bool ResultHasShapeOfInput(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kBroadcast;
 }
 
+at::Tensor NewOutput(const std::optional<c10::Stream>& stream, dad::DType dtype,
+                     const dad::Shape& shape) {
+  return stream.has_value() ? AllocateOn(*stream, dtype, shape) : Allocate(dtype, shape);
+}
+
 Status NotFinished(const std::string& name, double seconds) {
   std::ostringstream message;
   message << '"' << name << "\": not finished after " << seconds
@@ -97,10 +104,12 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
     contribution.input = ViewOf(dense.value());
     contribution.splits = collective.splits;
     contribution.scale = collective.scale;
+    pending->device_ = dense.value().device();
     if (!like_input) {
       outputs.emplace_back();
     } else if (!collective.in_place) {
-      outputs.push_back(Allocate(contribution.input.dtype, contribution.input.shape));
+      outputs.push_back(NewOutput(CurrentStream(pending->device_), contribution.input.dtype,
+                                  contribution.input.shape));
       contribution.output = ViewOf(outputs.back());
     } else {
       const bool staged = dense.value().data_ptr() != input.data_ptr();
@@ -112,15 +121,28 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
     request.tensors.push_back(std::move(contribution));
   }
   if (!like_input) {
-    request.allocate = [results = pending->outputs_](
+    // On the stream that it was asked for on, by the worker: whose memory it is, and for whom its
+    // last user has to be waited for.
+    request.allocate = [results = pending->outputs_, stream = CurrentStream(pending->device_)](
                            int index, dad::DType dtype,
                            const dad::Shape& shape) -> Result<dad::TensorView> {
       at::Tensor& output = results->tensors[static_cast<size_t>(index)];
-      output = Allocate(dtype, shape);
-      return ViewOf(output);
+      try {
+        output = NewOutput(stream, dtype, shape);
+        dad::TensorView view = ViewOf(output);
+        if (stream.has_value()) {
+          const c10::StreamGuard guard(*stream);
+          results->events.push_back(ReadyEvent(stream->device()));
+          view.ready_event = results->events.back().get();
+        }
+        return view;
+      } catch (const std::exception& failure) {  // no memory on the device
+        return Status::Unavailable(failure.what());
+      }
     };
   }
   request.keep_alive = std::move(alive);
+  SetReady(request);
   request.recurring = !collective.name.empty();
   request.name = collective.name.empty()
                      ? Numbers().Next(engine, collective.kind, collective.process_set,
@@ -138,9 +160,18 @@ Result<std::unique_ptr<Pending>> Pending::Submit(dad::Request request,
   auto pending = std::make_unique<Pending>();
   pending->kind_ = request.kind;
   pending->process_set_ = request.process_set;
+  if (!outputs.empty()) pending->device_ = outputs[0].device();
   pending->outputs_->tensors = std::move(outputs);
+  SetReady(request);
   pending->ticket_ = engine->Submit(std::move(request));
   return pending;
+}
+
+bool Pending::Done() const {
+  if (!ticket_->Done()) return false;
+  if (device_.is_cpu()) return true;
+  const Result<bool> passed = dad::EventPassed(device_.index(), ticket_->done_event());
+  return !passed.ok() || passed.value();  // an error: Finish tells
 }
 
 Status Pending::Finish(std::optional<double> timeout_seconds) {
@@ -167,6 +198,7 @@ Status Pending::Finish(std::optional<double> timeout_seconds) {
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
   }
 
+  WaitOnCurrentStream(device_, ticket_->done_event());
   if (kind_ == OpKind::kJoin) Numbers().Restart(process_set_);
   for (auto& [tensor, index] : copy_back_) {
     tensor.detach().copy_(outputs_->tensors[index]);

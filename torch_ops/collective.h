@@ -41,8 +41,10 @@ class Pending {
   static dad::Result<std::unique_ptr<Pending>> Submit(dad::Request request,
                                                       std::vector<at::Tensor> outputs);
 
-  bool Done() const { return ticket_->Done(); }
-  // Blocks, without the GIL; raises what a signal handler raised (Ctrl-C). With a timeout
+  // Of tensors on a device: whether the device has the result, too.
+  bool Done() const;
+  // Blocks, without the GIL, and makes the current stream of the tensors' device wait for the
+  // result; raises what a signal handler raised (Ctrl-C). With a timeout
   // that passes first: kTimeout, and Finish may be called again.
   dad::Status Finish(std::optional<double> timeout_seconds = std::nullopt);
 
@@ -54,8 +56,10 @@ class Pending {
  private:
   struct Outputs {
     std::vector<at::Tensor> tensors;
+    std::vector<dad::DeviceEvent> events;  // of their memory: before them others used it
   };
 
+  c10::Device device_ = c10::kCPU;  // of all tensors
   dad::OpKind kind_ = dad::OpKind::kAllReduce;
   int process_set_ = 0;
   bool in_place_ = false;

@@ -93,6 +93,10 @@ dad::Result<std::unique_ptr<Pending>> StartLayers(LayersRequest request) {
     mine.layers.push_back(std::move(layer));
   }
   mine.input.shape = {elements};
+  if (!outputs.empty() && outputs[0].device().is_cuda()) {
+    mine.input.device = dad::DeviceType::kCuda;
+    mine.input.device_index = outputs[0].device().index();
+  }
   core.tensors.push_back(std::move(mine));
   core.keep_alive = std::make_shared<std::vector<LayerParts>>(std::move(request.layers));
   return Pending::Submit(std::move(core), std::move(outputs));

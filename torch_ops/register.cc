@@ -164,7 +164,8 @@ TORCH_LIBRARY(dad, m) {
       "-> Tensor");
 }
 
-// For every backend: what is not a dense CPU tensor gets our error, not the dispatcher's.
+// For every backend: what is not a dense tensor of a device that we know gets our error, not the
+// dispatcher's.
 TORCH_LIBRARY_IMPL(dad, CompositeExplicitAutograd, m) {
   m.impl("allreduce", &AllReduce);
   m.impl("reducescatter", &ReduceScatter);

@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "device_stream.h"
+
 namespace dad_torch {
 
 using dad::DType;
@@ -50,10 +52,7 @@ Result<at::Tensor> Dense(const at::Tensor& tensor) {
     return Status::InvalidArgument(
         "a sparse tensor cannot be sent as it is; use sparse_allreduce_async or to_dense()");
   }
-  if (!tensor.device().is_cpu()) {
-    return Status::InvalidArgument("a tensor on device " + tensor.device().str() +
-                                   " cannot be sent; move it to the CPU first");
-  }
+  if (Status status = CheckDevice(tensor.device()); !status.ok()) return status;
   if (auto dtype = ToDType(tensor.scalar_type()); !dtype.ok()) return dtype.status();
   if (tensor.is_contiguous() && !tensor.is_neg()) return tensor;
   return tensor.detach().resolve_neg().contiguous();
@@ -64,6 +63,10 @@ dad::TensorView ViewOf(const at::Tensor& dense) {
   view.data = dense.data_ptr();
   view.dtype = ToDType(dense.scalar_type()).value();
   view.shape.assign(dense.sizes().begin(), dense.sizes().end());
+  if (dense.device().is_cuda()) {
+    view.device = dad::DeviceType::kCuda;
+    view.device_index = dense.device().index();
+  }
   return view;
 }
 

@@ -1,5 +1,8 @@
 #include "device/cuda_api.h"
 
+#include <cstdlib>
+#include <mutex>
+
 #include "device/shared_library.h"
 
 namespace dad {
@@ -24,6 +27,19 @@ Result<CudaApi> LoadCuda(const std::string& path) {
   DAD_CUDA_FUNCTIONS(DAD_FIND)
 #undef DAD_FIND
   return api;
+}
+
+Result<const CudaApi*> ProcessCuda() {
+  static std::mutex mutex;
+  static const CudaApi* loaded = nullptr;
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (loaded == nullptr) {  // after a failure again: a framework may bring it later
+    const char* path = std::getenv("DAD_CUDART_LIBRARY");
+    Result<CudaApi> cuda = LoadCuda(path == nullptr ? "" : path);
+    if (!cuda.ok()) return cuda.status();
+    loaded = new CudaApi(std::move(cuda).value());
+  }
+  return loaded;
 }
 
 Result<int> CountCudaDevices(const CudaApi& cuda) {

@@ -2,8 +2,8 @@
 // tests can put a fake in its place. The types are those of cuda_runtime_api.h, without it;
 // abi_check.cc compares them where that header is.
 //
-// There is no function that waits for the device in this table: whoever has only the table
-// cannot synchronise by accident.
+// There is no function that waits for the device in this table, but FreeHost, which may: whoever
+// has only the table cannot synchronise by accident.
 #pragma once
 
 #include <cstddef>
@@ -24,23 +24,32 @@ inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr int kCudaMemcpyDefault = 4;
 
 // X(name without "cuda", result, parameters)
-#define DAD_CUDA_FUNCTIONS(X)                                          \
-  X(GetErrorString, const char*, (CudaError))                          \
-  X(GetLastError, CudaError, ())                                       \
-  X(DriverGetVersion, CudaError, (int*))                               \
-  X(RuntimeGetVersion, CudaError, (int*))                              \
-  X(GetDeviceCount, CudaError, (int*))                                 \
-  X(GetDevice, CudaError, (int*))                                      \
-  X(SetDevice, CudaError, (int))                                       \
-  X(DeviceGetStreamPriorityRange, CudaError, (int*, int*))             \
-  X(StreamCreateWithPriority, CudaError, (CudaStream*, unsigned, int)) \
-  X(StreamDestroy, CudaError, (CudaStream))                            \
-  X(StreamWaitEvent, CudaError, (CudaStream, CudaEvent, unsigned))     \
-  X(EventCreateWithFlags, CudaError, (CudaEvent*, unsigned))           \
-  X(EventRecord, CudaError, (CudaEvent, CudaStream))                   \
-  X(EventQuery, CudaError, (CudaEvent))                                \
-  X(EventDestroy, CudaError, (CudaEvent))                              \
-  X(MemcpyAsync, CudaError, (void*, const void*, size_t, int, CudaStream))
+#define DAD_CUDA_PLAIN(X)                                                  \
+  X(GetErrorString, const char*, (CudaError))                              \
+  X(GetLastError, CudaError, ())                                           \
+  X(DriverGetVersion, CudaError, (int*))                                   \
+  X(RuntimeGetVersion, CudaError, (int*))                                  \
+  X(GetDeviceCount, CudaError, (int*))                                     \
+  X(GetDevice, CudaError, (int*))                                          \
+  X(SetDevice, CudaError, (int))                                           \
+  X(DeviceGetStreamPriorityRange, CudaError, (int*, int*))                 \
+  X(StreamCreateWithPriority, CudaError, (CudaStream*, unsigned, int))     \
+  X(StreamDestroy, CudaError, (CudaStream))                                \
+  X(StreamWaitEvent, CudaError, (CudaStream, CudaEvent, unsigned))         \
+  X(EventCreateWithFlags, CudaError, (CudaEvent*, unsigned))               \
+  X(EventRecord, CudaError, (CudaEvent, CudaStream))                       \
+  X(EventQuery, CudaError, (CudaEvent))                                    \
+  X(EventDestroy, CudaError, (CudaEvent))                                  \
+  X(MemcpyAsync, CudaError, (void*, const void*, size_t, int, CudaStream)) \
+  X(MemsetAsync, CudaError, (void*, int, size_t, CudaStream))              \
+  X(FreeAsync, CudaError, (void*, CudaStream))                             \
+  X(FreeHost, CudaError, (void*))
+// Those that cuda_runtime.h overloads for C++.
+#define DAD_CUDA_OVERLOADED(X)                            \
+  X(MallocAsync, CudaError, (void**, size_t, CudaStream)) \
+  X(HostAlloc, CudaError, (void**, size_t, unsigned))
+
+#define DAD_CUDA_FUNCTIONS(X) DAD_CUDA_PLAIN(X) DAD_CUDA_OVERLOADED(X)
 
 struct CudaApi {
 #define DAD_MEMBER(name, result, parameters) result(*name) parameters = nullptr;
@@ -55,6 +64,10 @@ struct CudaApi {
 // `path`: this file and no other. Empty: the runtime that the process has loaded, or the
 // system's, of CUDA 13 or 12.
 Result<CudaApi> LoadCuda(const std::string& path = "");
+
+// The one of this process, opened when first asked for: DAD_CUDART_LIBRARY names a file to take
+// instead of what is found. It stays until the process ends.
+Result<const CudaApi*> ProcessCuda();
 
 // How many devices; kUnavailable, saying what is missing, if there is no driver or no device.
 Result<int> CountCudaDevices(const CudaApi& cuda);

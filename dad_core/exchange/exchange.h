@@ -48,6 +48,8 @@ struct TensorSpec {
   double postscale = 1.0;
   std::string method = "none";
   uint32_t stream = 0;  // with the name: whose state it is
+  // The data goes from device to device: the exchange only agrees on the order (order.h).
+  bool on_device = false;
 };
 
 // A range of elements of an elementwise exchange: big tensors travel in slices.
@@ -77,6 +79,13 @@ struct StepInput {
   uint64_t submit_id = 0;
 };
 
+// When the device moves the data: work of one process set is put on the device in the order of
+// these numbers, the same on every rank. A batch takes one number per part.
+struct DeviceTurn {
+  TensorSpec spec;
+  uint64_t number = 0;
+};
+
 class Exchange {
  public:
   virtual ~Exchange() = default;
@@ -103,13 +112,6 @@ class Exchange {
     return false;
   }
 
-  // Whether rank `from` sends anything to rank `to` in `round`, the same answer on both. Only
-  // rounds > 0 are asked: the first goes to all, since it says that we agree.
-  virtual bool Speaks(int round, int from, int to) const {
-    (void)round, (void)from, (void)to;
-    return true;
-  }
-
   // Memory that the bytes of `peer` in `round` may be written into as they come,
   // ReceiveBytes() long, or empty. Only rounds > 0 are asked: by then every rank
   // has committed to the step. Receive is called all the same, with a share that
@@ -117,6 +119,13 @@ class Exchange {
   virtual std::span<std::byte> Destination(int round, int peer) {
     (void)round, (void)peer;
     return {};
+  }
+
+  // Whether `from` sends `to` anything in `round`, the same answer on both. Only rounds > 0 are
+  // asked: the first goes to all, since it says that we agree.
+  virtual bool Speaks(int round, int from, int to) const {
+    (void)round, (void)from, (void)to;
+    return true;
   }
 
   // Takes what came in `round`, one share per rank (ours is empty). Shares are
@@ -129,6 +138,9 @@ class Exchange {
   // Forgets the step that was begun: the state is as before Begin. Called only
   // when no round has been received.
   virtual void Cancel() {}
+
+  // An exchange that moves no data says where the data's turn is; null for the others.
+  virtual const DeviceTurn* device_turn() const { return nullptr; }
 };
 
 // What exchanges share in a process set.
@@ -138,9 +150,11 @@ struct ExchangeEnv {
   // The instructions that all ranks have: where every rank repeats a computation, the bits
   // must be the same.
   CpuLevel cpu_level = CpuLevel::kBaseline;
-  StateStore* states = nullptr;  // null: nothing is kept (a set of one rank)
-  int threads = 1;               // that may work on one large tensor
-  int64_t ring_bytes = 0;        // dense tensors from this size on go around a ring; 0: none
+  StateStore* states = nullptr;     // null: nothing is kept (a set of one rank)
+  int threads = 1;                  // that may work on one large tensor
+  bool device_collectives = false;  // all ranks have them
+  uint64_t* next_turn = nullptr;    // of the process set: counts on its first member
+  int64_t ring_bytes = 0;           // dense tensors from this size on go around a ring; 0: none
 };
 
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be

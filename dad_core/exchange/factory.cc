@@ -12,6 +12,7 @@
 #include "exchange/int8.h"
 #include "exchange/low_rank.h"
 #include "exchange/method.h"
+#include "exchange/order.h"
 #include "exchange/qsgd.h"
 #include "exchange/reduce_scatter.h"
 #include "exchange/sparse.h"
@@ -56,7 +57,8 @@ Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const Exc
 }  // namespace
 
 bool IsElementwise(const TensorSpec& spec) {
-  return spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum && spec.method == "none";
+  return !spec.on_device && spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum &&
+         spec.method == "none";
 }
 
 int64_t ExpectedBytes(const TensorSpec& spec) {
@@ -78,6 +80,7 @@ int64_t ExpectedBytes(const TensorSpec& spec) {
 
 Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
                                                int64_t batch_bytes, const ExchangeEnv& env) {
+  if (spec.on_device) return MakeOrderExchange(spec, env);
   if (spec.method != "none") return MakeByMethod(spec, env);
   switch (spec.kind) {
     case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, env);

@@ -35,17 +35,20 @@ Options WithThreads(Options options, const World& world) {
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::unique_ptr<Transport> transport, World world, const StartUp& start,
-             std::vector<std::vector<int>> process_sets)
+             std::vector<std::vector<int>> process_sets, std::string why_staged)
       : world_(std::move(world)),
         options_(WithThreads(start.options, world_)),
-        worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets)) {
+        worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets),
+                std::move(why_staged)) {
     worker_.timeline().SetOffset(start.clock_offset_us);
   }
 
   std::shared_ptr<Ticket> Submit(Request request) override {
     const std::vector<int> ranks = worker_.ProcessSetRanks(request.process_set);
     const Status valid = Validate(request, world_.rank, ranks, world_.size);
-    const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier;
+    const bool on_device =
+        !request.tensors.empty() && request.tensors[0].input.device != DeviceType::kCpu;
+    const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier && !on_device;
     if (!valid.ok() || alone) {
       auto state = std::make_shared<RequestState>(std::move(request), nullptr, nullptr);
       state->Complete(valid.ok() ? RunAlone(*state) : valid);
@@ -89,6 +92,11 @@ class EngineImpl final : public Engine {
   mutable Worker worker_;
 };
 
+Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, const World& world,
+                                      const Options& options,
+                                      std::vector<std::vector<int>> process_sets,
+                                      std::string why_staged);
+
 }  // namespace
 
 Result<std::unique_ptr<Engine>> Engine::Create(const World& world, const Options& options,
@@ -97,12 +105,24 @@ Result<std::unique_ptr<Engine>> Engine::Create(const World& world, const Options
   SetLogRank(world.rank);
   Result<std::unique_ptr<Transport>> transport = ConnectTransport(world.transport, world, options);
   if (!transport.ok()) return transport.status();
-  return CreateOn(std::move(transport).value(), world, options, std::move(process_sets));
+  Result<std::string> why_staged = AddDeviceCollectives(transport.value(), world, options);
+  if (!why_staged.ok()) return why_staged.status();
+  return Start(std::move(transport).value(), world, options, std::move(process_sets),
+               std::move(why_staged).value());
 }
 
 Result<std::unique_ptr<Engine>> Engine::CreateOn(std::unique_ptr<Transport> transport,
                                                  const World& world, const Options& options,
                                                  std::vector<std::vector<int>> process_sets) {
+  return Start(std::move(transport), world, options, std::move(process_sets), "");
+}
+
+namespace {
+
+Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, const World& world,
+                                      const Options& options,
+                                      std::vector<std::vector<int>> process_sets,
+                                      std::string why_staged) {
   for (std::vector<int>& ranks : process_sets) {
     Request request;
     request.name = "init";
@@ -114,7 +134,7 @@ Result<std::unique_ptr<Engine>> Engine::CreateOn(std::unique_ptr<Transport> tran
   Result<StartUp> start = AgreeOnStart(*transport, options, process_sets);
   if (!start.ok()) return start.status();
   auto engine = std::make_unique<EngineImpl>(std::move(transport), world, start.value(),
-                                             std::move(process_sets));
+                                             std::move(process_sets), std::move(why_staged));
   if (!options.timeline.empty()) {
     const std::string suffix = world.rank == 0 ? "" : "." + std::to_string(world.rank);
     DAD_RETURN_IF_ERROR(
@@ -123,4 +143,5 @@ Result<std::unique_ptr<Engine>> Engine::CreateOn(std::unique_ptr<Transport> tran
   return std::unique_ptr<Engine>(std::move(engine));
 }
 
+}  // namespace
 }  // namespace dad

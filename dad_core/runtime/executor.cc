@@ -75,12 +75,8 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
     batch.num_rounds = std::max(batch.num_rounds, part.exchange->num_rounds());
   }
   batch.shares.resize(batch.num_rounds);
-  for (int round = 0; round < batch.num_rounds; ++round) {
-    batch.shares[round].resize(num_members_);
-    for (int m = 0; m < num_members_; ++m) {
-      batch.shares[round][m].arrived = !batch.Speaks(round, m, member_);  // nothing will come
-    }
-  }
+  for (auto& round : batch.shares) round.resize(num_members_);
+  ExpectNothingFromSilent(batch);
   running_[id] = std::move(owned);
   OfferDestinations(batch);
   if (Status status = SendRound(batch); !status.ok()) {
@@ -95,6 +91,15 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
     }
   }
   Advance(batch);
+}
+
+// Round 0 is everybody's: it says "I agree".
+void Executor::ExpectNothingFromSilent(Batch& batch) {
+  for (int round = 1; round < batch.num_rounds; ++round) {
+    for (int m = 0; m < num_members_; ++m) {
+      batch.shares[round][m].arrived = m != member_ && !batch.Speaks(round, m, member_);
+    }
+  }
 }
 
 // Only a batch of one part: a fused message has no single place to go to.
@@ -246,6 +251,16 @@ void Executor::Finish(Batch& batch) {
       part.request->first_error = status;
     }
   }
+  if (const DeviceTurn* turn = batch.parts[0].exchange->device_turn()) {
+    DeviceTask task;
+    task.batch = batch.id;
+    task.turn = turn->number;
+    task.some_absent = !batch.group.joined.empty();
+    for (const BatchPart& part : batch.parts) {
+      task.parts.push_back({part.exchange->device_turn()->spec, part.request, part.tensor});
+    }
+    return wire_->RunOnDevice(std::move(task));
+  }
   // The memory behind referenced bytes belongs to the user again when the request
   // is done, so they must have left. Mostly they have.
   if (std::shared_ptr<SendPin> pin = batch.pin.lock()) {
@@ -260,6 +275,20 @@ void Executor::OnSent(uint64_t id) {
   if (found != running_.end() && found->second->finished && found->second->pin.expired()) {
     Release(*found->second);
   }
+}
+
+void Executor::OnDevice(const DeviceOutcome& outcome) {
+  auto found = running_.find(outcome.task.batch);
+  if (found == running_.end()) return;  // has failed meanwhile
+  if (!outcome.status.ok() && outcome.status.code() != StatusCode::kInvalidArgument) {
+    return wire_->Fatal(member_, outcome.status.message());
+  }
+  for (const BatchPart& part : found->second->parts) {
+    if (!part.request) continue;
+    if (!outcome.status.ok()) part.request->first_error = outcome.status;
+    part.request->done = outcome.done;  // one stream, in order: the last is after all of them
+  }
+  Release(*found->second);
 }
 
 void Executor::Release(Batch& batch) {

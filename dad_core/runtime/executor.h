@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "exchange/exchange.h"
+#include "runtime/device_lane.h"
 #include "runtime/request_state.h"
 #include "runtime/wire_out.h"
 #include "wire/message.h"
@@ -46,6 +47,8 @@ class Executor {
 
   void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t id);
+  // A batch that devices exchange is on the device, or has failed.
+  void OnDevice(const DeviceOutcome& outcome);
 
   // Takes back a batch of which no round was received; its requests are returned.
   std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
@@ -86,6 +89,7 @@ class Executor {
 
   Status SendRound(Batch& batch);
   void OfferDestinations(Batch& batch);
+  void ExpectNothingFromSilent(Batch& batch);
   bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload);
   void Advance(Batch& batch);
   Status ReceiveRound(Batch& batch);

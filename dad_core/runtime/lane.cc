@@ -365,7 +365,7 @@ void Lane::StartNegotiated(const Decision& decision) {
     // Only what the same members take part in can share a batch.
     uint64_t key = kHashSeed;
     for (bool absent : decision.ready[i].absent) key = HashCombine(key, absent ? 1 : 0);
-    AppendFuseItems(meta, static_cast<int>(i), key, items);
+    AppendFuseItems(meta, static_cast<int>(i), key, env_, items);
   }
 
   const std::vector<FusedBatch> batches = Fuse(items, fusion_bytes_);
@@ -386,9 +386,10 @@ void Lane::StartNegotiated(const Decision& decision) {
     uint64_t signature = kHashSeed;
     for (const FusedBatch::Part& part : batches[i].parts) {
       const RequestMeta& meta = decision.ready[static_cast<size_t>(part.request)].meta;
+      TensorSpec spec = SpecOf(meta, static_cast<size_t>(part.tensor), ranks_);
+      spec.on_device = GoesOnDevice(meta, env_);
       Result<std::unique_ptr<Exchange>> exchange =
-          MakeExchange(SpecOf(meta, static_cast<size_t>(part.tensor), ranks_), part.slice,
-                       batches[i].bytes, env_);
+          MakeExchange(spec, part.slice, batches[i].bytes, env_);
       if (!exchange.ok()) return wire_->Fatal(member_, exchange.status().message());
       parts.push_back({std::move(exchange).value(), mine(part.request), part.tensor});
       signature = HashPart(signature, meta, part.tensor, part.slice);

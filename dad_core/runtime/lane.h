@@ -48,6 +48,9 @@ class Lane {
   void Submit(std::shared_ptr<RequestState> request);
   void OnMessage(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t batch) { executor_.OnSent(batch); }
+  void OnDevice(const DeviceOutcome& outcome) { executor_.OnDevice(outcome); }
+  // Whether a request is exchanged from device to device.
+  bool TakesOnDevice(const RequestMeta& meta) const { return GoesOnDevice(meta, env_); }
   void SetJoined(bool joined);
 
   // Sends what has to be said and acts on what was heard.

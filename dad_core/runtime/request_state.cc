@@ -3,6 +3,12 @@
 namespace dad {
 namespace {
 
+int DeviceOf(const Request& request) {
+  if (request.tensors.empty()) return -1;
+  const TensorView& input = request.tensors[0].input;
+  return input.device == DeviceType::kCuda ? input.device_index : -1;
+}
+
 uint64_t NextSubmitId() {
   static std::atomic<uint64_t> next{1};
   return next.fetch_add(1, std::memory_order_relaxed);
@@ -15,6 +21,7 @@ RequestState::RequestState(Request r, std::shared_ptr<Inbox> inbox,
     : request(std::move(r)),
       meta(MetaOf(request)),
       submit_id(NextSubmitId()),
+      device_index(DeviceOf(request)),
       inbox_(std::move(inbox)),
       phases_(std::move(phases)) {
   if (phases_) phase = phases_->NextSubmit();
@@ -47,6 +54,8 @@ Status RequestState::Wait(std::chrono::milliseconds timeout) {
   std::shared_ptr<void> released = std::move(request.keep_alive);
   Status status = status_;
   lock.unlock();
+  // The device may still be at it.
+  if (device_index >= 0) KeepUntil(device_index, this->done, std::move(released));
   return status;
 }
 

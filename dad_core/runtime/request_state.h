@@ -33,6 +33,8 @@ class PhaseCounter {
   std::atomic<bool> waited_{false};
 };
 
+struct StagedTensors;
+
 class RequestState final : public Ticket, public std::enable_shared_from_this<RequestState> {
  public:
   // `inbox` and `phases` are null for a request that never reaches the worker.
@@ -44,6 +46,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   void OnDone(std::function<void(const Status&)> done) override;
   const std::vector<int64_t>& received_splits() const override { return splits; }
   int64_t value() const override { return result_value; }
+  DeviceEvent done_event() const override { return done; }
 
   // Worker only, once.
   void Complete(const Status& status);
@@ -67,6 +70,11 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
 
   std::vector<int64_t> splits;
   int64_t result_value = -1;
+
+  // Of device tensors.
+  const int device_index;                 // -1: on the host
+  std::shared_ptr<StagedTensors> staged;  // what lies on the host for it meanwhile
+  DeviceEvent done;                       // its results come before this event
 
  private:
   const std::shared_ptr<Inbox> inbox_;

@@ -14,6 +14,8 @@ namespace {
 constexpr int64_t kDensePerBatch = 4;
 constexpr int64_t kSparseDensePerBatch = 1;
 
+bool NcclAdds(DType dtype) { return dtype != DType::kBool && dtype != DType::kInt16; }
+
 }  // namespace
 
 TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> group_ranks) {
@@ -34,6 +36,21 @@ TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> gr
   return spec;
 }
 
+bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env) {
+  if (!env.device_collectives || meta.device != DeviceType::kCuda || meta.method != "none") {
+    return false;
+  }
+  if (meta.kind == OpKind::kBroadcast) return true;
+  if (meta.kind != OpKind::kAllReduce || meta.op == ReduceOp::kAdasum) return false;
+  const bool linear = meta.op == ReduceOp::kSum || meta.op == ReduceOp::kAverage;
+  const bool scaled = meta.prescale * meta.postscale != 1.0;
+  return std::all_of(meta.tensors.begin(), meta.tensors.end(), [&](const TensorMeta& tensor) {
+    const bool floating = IsFloating(tensor.dtype);
+    return NcclAdds(tensor.dtype) && (!scaled || (floating && linear)) &&
+           (floating || meta.op != ReduceOp::kAverage);
+  });
+}
+
 uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slice) {
   hash = HashCombine(hash, meta.name);
   hash = HashCombine(hash, static_cast<uint64_t>(meta.kind) << 8 | static_cast<uint64_t>(meta.op));
@@ -43,12 +60,15 @@ uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slic
                                          : HashCombine(hash, static_cast<uint64_t>(slice.count));
 }
 
-void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
+void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key, const ExchangeEnv& env,
                      std::vector<FuseItem>& items) {
+  const bool on_device = GoesOnDevice(meta, env);
+  if (on_device) key = HashCombine(key, uint64_t{1});  // not in one batch with host tensors
   if (meta.tensors.empty()) items.push_back({request, 0, 0, 1, false, key});  // a barrier
   for (size_t i = 0; i < meta.tensors.size(); ++i) {
     const TensorMeta& tensor = meta.tensors[i];
-    const TensorSpec spec = SpecOf(meta, i, {});
+    TensorSpec spec = SpecOf(meta, i, {});
+    spec.on_device = on_device;
     FuseItem item{request,
                   static_cast<int>(i),
                   NumElements(tensor.shape),
@@ -90,7 +110,7 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
   }
   for (uint64_t key : keys) {
     for (uint32_t i : by_key[key]) {
-      AppendFuseItems(cache.Get(i)->meta, static_cast<int>(i), key, items);
+      AppendFuseItems(cache.Get(i)->meta, static_cast<int>(i), key, env, items);
     }
   }
 
@@ -107,6 +127,7 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
       CacheEntry& entry = *cache.Get(cache_id);
       entry.scheduled = true;
       TensorSpec spec = SpecOf(entry.meta, static_cast<size_t>(part.tensor), group_ranks);
+      spec.on_device = GoesOnDevice(entry.meta, env);
       Result<std::unique_ptr<Exchange>> exchange = MakeExchange(spec, part.slice, batch.bytes, env);
       if (!exchange.ok()) return exchange.status();
       scheduled.parts.push_back({cache_id, part.tensor, std::move(exchange).value()});

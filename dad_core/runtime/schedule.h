@@ -59,7 +59,10 @@ uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slic
 
 // The items of a request for the fuser.
 struct FuseItem;
-void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key,
+void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key, const ExchangeEnv& env,
                      std::vector<FuseItem>& items);
+
+// Whether a request goes from device to device: a function of what all ranks agree on.
+bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env);
 
 }  // namespace dad

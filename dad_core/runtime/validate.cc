@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "dad/views.h"
 #include "exchange/exchange.h"
 #include "exchange/method.h"
 
@@ -12,6 +13,11 @@ namespace {
 Status Wrong(const Request& request, const std::string& what) {
   return Status::InvalidArgument(std::string(Name(request.kind)) + " \"" + request.name +
                                  "\": " + what);
+}
+
+std::string Place(const TensorView& view) {
+  return view.device == DeviceType::kCpu ? Name(view.device)
+                                         : "CUDA device " + std::to_string(view.device_index);
 }
 
 Status CheckSplits(const Request& request, const Contribution& tensor, size_t num_ranks) {
@@ -83,6 +89,7 @@ Status CheckLayer(const Request& request, const LayerShape& shape, const LayerIn
                                 std::to_string(rows) + " x " + std::to_string(shape.in));
     }
     const auto* index = static_cast<const int64_t*>(segment.index.data);
+    if (segment.index.device != DeviceType::kCpu) continue;  // looked at when it is on the host
     if (std::any_of(index, index + rows, [&](int64_t i) { return i < 0 || i >= shape.out; })) {
       return Wrong(request,
                    "an index lies outside of the tensor's " + std::to_string(shape.out) + " rows");
@@ -103,6 +110,20 @@ Status CheckLayer(const Request& request, const LayerShape& shape, const LayerIn
     return Wrong(request, "an output for the bias of shape " + ToString(layer.output_bias.shape));
   }
   return Status::Ok();
+}
+
+Status CheckDevices(const Request& request) {
+  const TensorView& first = request.tensors[0].input;
+  Status status;
+  for (const Contribution& tensor : request.tensors) {
+    ForEachView(tensor, [&](const TensorView& view, bool) {
+      if (view.data == nullptr || !status.ok()) return;
+      if (view.device == first.device && view.device_index == first.device_index) return;
+      status = Wrong(request, "its tensors are not all in one place: on " + Place(first) +
+                                  " and on " + Place(view));
+    });
+  }
+  return status;
 }
 
 Status CheckMethod(const Request& request) {
@@ -160,11 +181,9 @@ Status Validate(const Request& request, int my_rank, std::span<const int> ranks,
     return Wrong(request, "root rank " + std::to_string(request.root_rank) +
                               " is not among the ranks of the process set");
   }
+  DAD_RETURN_IF_ERROR(CheckDevices(request));
   if (request.method != "none") return CheckMethod(request);
   for (const Contribution& tensor : request.tensors) {
-    if (tensor.input.device != DeviceType::kCpu) {
-      return Wrong(request, "only CPU tensors are supported in this version");
-    }
     if (request.kind == OpKind::kAllReduce && request.op == ReduceOp::kAdasum &&
         !IsFloating(tensor.input.dtype)) {
       return Wrong(request,

@@ -15,6 +15,7 @@
 namespace dad {
 
 class Timeline;
+struct DeviceTask;
 
 // Held by every message that references memory of a batch.
 class SendPin {
@@ -45,6 +46,8 @@ class WireOut {
   // Lets the transport write a message straight to `memory`.
   virtual void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) = 0;
   virtual std::shared_ptr<SendPin> MakePin(uint64_t batch) = 0;
+  // The ranks agree on a batch that devices exchange; OnDevice tells what became of it.
+  virtual void RunOnDevice(DeviceTask task) = 0;
   // The ranks have lost step, or a peer sent nonsense: everything ends.
   virtual void Fatal(int member, const std::string& why) = 0;
   virtual Timeline* timeline() = 0;

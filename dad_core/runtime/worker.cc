@@ -5,6 +5,9 @@
 #include <numeric>
 
 #include "exchange/dense_ring.h"
+#include "runtime/solo.h"
+#include "runtime/validate.h"
+#include "transport/device_collectives.h"
 #include "util/byte_io.h"
 #include "util/log.h"
 
@@ -15,6 +18,12 @@ namespace {
 constexpr std::chrono::seconds kGoodbyePatience{3};
 // How long the news of a fault may take to leave.
 constexpr std::chrono::milliseconds kAbortFlush{500};
+// Between two looks at copies from a device.
+constexpr std::chrono::microseconds kStagingLook{100};
+
+std::chrono::milliseconds Millis(double seconds) {
+  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
+}
 
 }  // namespace
 
@@ -40,6 +49,7 @@ class Worker::LaneWire final : public WireOut {
   }
   void Fatal(int member, const std::string& why) override { worker_->Abort(RankOf(member), why); }
   Timeline* timeline() override { return &worker_->timeline_; }
+  void RunOnDevice(DeviceTask task) override { worker_->RunOnDevice(lane_, std::move(task)); }
 
  private:
   int RankOf(int member) const { return ranks_[static_cast<size_t>(member)]; }
@@ -50,11 +60,12 @@ class Worker::LaneWire final : public WireOut {
 };
 
 Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-               std::vector<std::vector<int>> process_sets)
+               std::vector<std::vector<int>> process_sets, std::string why_staged)
     : transport_(std::move(transport)),
       options_(options),
       cpu_level_(cpu_level),
       timeline_(transport_->rank()),
+      why_staged_(std::move(why_staged)),
       peers_(transport_->rank(), transport_->size(),
              std::chrono::duration<double>(options.timeout_seconds)),
       stall_watch_(options) {
@@ -69,6 +80,8 @@ Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, Cpu
 Worker::~Worker() {
   inbox_->Post(ShutdownEvent{});
   thread_.join();
+  // Before the connections: members of a group leave it together.
+  for (auto& [id, slot] : lanes_) slot.device.reset();
   transport_->SetSink(nullptr);
   transport_->Close();
 }
@@ -96,6 +109,7 @@ void Worker::Run() {
   for (;;) {
     inbox_->Take(NextDeadline(), events);
     for (Event& event : events) Handle(event);
+    if (stager_.busy()) TakeStaged();
     if (!aborted_) {
       for (auto& [id, slot] : lanes_) slot.lane->Pump();
     }
@@ -131,7 +145,15 @@ void Worker::Handle(Event& event) {
 void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (aborted_) return request->Complete(health());
   if (shutting_down_) return request->Complete(Status::Aborted("the engine has been shut down"));
-  if (request->meta.kind == OpKind::kJoin) return HandleJoin(request);
+  if (request->meta.kind == OpKind::kJoin) {
+    if (!stager_.busy()) return HandleJoin(request);
+    // What was submitted before it comes before it.
+    if (!join_after_staging_) {
+      join_after_staging_ = request;
+      return;
+    }
+    return request->Complete(Status::InvalidArgument("join: this rank has joined already"));
+  }
   Lane* lane = FindLane(request->request.process_set);
   if (lane == nullptr) {
     return request->Complete(Status::InvalidArgument(
@@ -139,7 +161,73 @@ void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
         std::to_string(request->request.process_set) + " does not exist or does not contain rank " +
         std::to_string(transport_->rank())));
   }
+  if (request->device_index >= 0) return SubmitFromDevice(*lane, request);
   lane->Submit(request);
+}
+
+// From device to device if the transport can, else by way of the host.
+void Worker::SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request) {
+  if (lane.TakesOnDevice(request->meta)) {
+    const int mine = transport_->device_collectives()->device();
+    if (request->device_index != mine) {
+      return request->Complete(Status::InvalidArgument(
+          "\"" + request->meta.name + "\": the tensor is on device " +
+          std::to_string(request->device_index) + ", this process communicates from device " +
+          std::to_string(mine) + ", that of its local rank"));
+    }
+    return lane.Submit(request);
+  }
+  if (!why_staged_.empty() && !std::exchange(said_staged_, true)) {
+    DAD_LOG(Warning) << "CUDA tensors go by way of the host: " << why_staged_;
+  }
+  if (const Status status = stager_.Bring(request); !status.ok()) {
+    request->Complete(Status(status.code(), "\"" + request->meta.name + "\": " + status.message()));
+  }
+}
+
+void Worker::TakeStaged() {
+  for (const auto& request : stager_.Arrived()) {
+    Lane* lane = FindLane(request->request.process_set);
+    Status status = request->first_error;
+    if (status.ok() && lane == nullptr) {
+      status = Status::InvalidArgument("\"" + request->meta.name +
+                                       "\": its process set has been removed");
+    }
+    // What could not be looked at on the device: the indices of rows.
+    if (status.ok()) {
+      status = Validate(request->request, transport_->rank(), lane->ranks(), transport_->size());
+    }
+    if (!status.ok()) {
+      request->Complete(status);
+    } else if (lane->ranks().size() > 1) {
+      lane->Submit(request);
+    } else {
+      request->first_error = RunAlone(*request);
+      Completed(request);
+    }
+  }
+  if (!stager_.busy() && join_after_staging_) {
+    HandleJoin(std::exchange(join_after_staging_, nullptr));
+  }
+}
+
+void Worker::RunOnDevice(int lane, DeviceTask task) {
+  LaneSlot& slot = lanes_.at(lane);
+  if (slot.device == nullptr) {
+    slot.device = std::make_unique<DeviceLane>(
+        static_cast<uint32_t>(lane), slot.lane->ranks(), transport_->device_collectives(),
+        Millis(options_.start_timeout_seconds), Millis(options_.device_timeout_seconds),
+        [this, lane](DeviceOutcome outcome) {
+          inbox_->Post(CallEvent{[this, lane, outcome = std::move(outcome)] {
+            Lane* found = FindLane(lane);
+            if (found != nullptr && !aborted_) found->OnDevice(outcome);
+          }});
+        },
+        [this](const Status& why) {
+          inbox_->Post(CallEvent{[this, why] { Abort(-1, why.message()); }});
+        });
+  }
+  slot.device->Put(std::move(task));
 }
 
 void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
@@ -244,8 +332,9 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
   bool waiting = false;
   for (const auto& [id, slot] : lanes_) {
     if (auto at = slot.lane->NextDeadline()) sooner(*at);
-    waiting = waiting || slot.lane->busy();
+    waiting = waiting || slot.lane->busy() || (slot.device && slot.device->busy());
   }
+  if (stager_.busy()) sooner(Clock::now() + kStagingLook);
   // An idle engine has no timer at all.
   if (waiting) {
     sooner(next_peer_check_);
@@ -257,7 +346,9 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
 std::vector<bool> Worker::Awaited() const {
   std::vector<bool> awaited(static_cast<size_t>(transport_->size()), false);
   for (const auto& [id, slot] : lanes_) {
-    const std::vector<bool> members = slot.lane->Awaited();
+    std::vector<bool> members = slot.lane->Awaited();
+    // A device that waits for others cannot tell for whom.
+    if (slot.device && slot.device->busy()) members.assign(members.size(), true);
     for (size_t m = 0; m < members.size(); ++m) {
       if (members[m]) awaited[static_cast<size_t>(slot.lane->ranks()[m])] = true;
     }
@@ -279,11 +370,14 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   if (std::find(ranks.begin(), ranks.end(), transport_->rank()) == ranks.end()) return;
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
+  slot.next_turn = std::make_unique<uint64_t>(0);
   const ExchangeEnv env{id,
                         options_.direct_bytes,
                         cpu_level_,
                         &states_,
                         static_cast<int>(options_.threads),
+                        transport_->device_collectives() != nullptr && ranks.size() > 1,
+                        slot.next_turn.get(),
                         RingBytes(static_cast<int64_t>(ranks.size()))};
   slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
@@ -297,6 +391,7 @@ Lane* Worker::FindLane(int id) {
 
 void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   timeline_.Finished(*request);
+  if (request->staged && request->first_error.ok()) request->first_error = stager_.Return(*request);
   request->Complete(request->first_error);
 }
 
@@ -385,8 +480,14 @@ void Worker::DoAbort() {
   }
   transport_->Close();
   receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
-  if (join_) std::exchange(join_, nullptr)->Complete(status);
+  for (auto& [id, slot] : lanes_) {
+    if (slot.device) slot.device->Stop();
+    slot.lane->FailAll(status);
+  }
+  for (const auto& request : stager_.TakeAll()) request->Complete(status);
+  for (auto* join : {&join_, &join_after_staging_}) {
+    if (*join) std::exchange(*join, nullptr)->Complete(status);
+  }
 }
 
 void Worker::BeginShutdown() {
@@ -399,8 +500,14 @@ void Worker::BeginShutdown() {
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
   receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) slot.lane->FailAll(status);
-  if (join_) std::exchange(join_, nullptr)->Complete(status);
+  for (auto& [id, slot] : lanes_) {
+    if (slot.device) slot.device->Stop();
+    slot.lane->FailAll(status);
+  }
+  for (const auto& request : stager_.TakeAll()) request->Complete(status);
+  for (auto* join : {&join_, &join_after_staging_}) {
+    if (*join) std::exchange(*join, nullptr)->Complete(status);
+  }
 }
 
 bool Worker::ShutdownDone(Clock::time_point now) const {

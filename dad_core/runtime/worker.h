@@ -12,10 +12,12 @@
 
 #include "dad/engine.h"
 #include "exchange/state_store.h"
+#include "runtime/device_lane.h"
 #include "runtime/inbox.h"
 #include "runtime/lane.h"
 #include "runtime/peers.h"
 #include "runtime/receive_table.h"
+#include "runtime/stager.h"
 #include "runtime/stall_watch.h"
 #include "runtime/timeline.h"
 #include "transport/transport.h"
@@ -26,8 +28,9 @@ class Worker final : public MessageSink, private LaneOwner {
  public:
   using Clock = std::chrono::steady_clock;
 
+  // `why_staged`: why device tensors go by way of the host, if the transport has nothing for them.
   Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-         std::vector<std::vector<int>> process_sets);
+         std::vector<std::vector<int>> process_sets, std::string why_staged);
   // Says goodbye, ends the thread, closes the transport.
   ~Worker() override;
 
@@ -54,6 +57,8 @@ class Worker final : public MessageSink, private LaneOwner {
   class LaneWire;
   struct LaneSlot {
     std::unique_ptr<LaneWire> wire;
+    std::unique_ptr<uint64_t> next_turn;
+    std::unique_ptr<DeviceLane> device;  // when first needed
     std::unique_ptr<Lane> lane;
   };
 
@@ -62,6 +67,10 @@ class Worker final : public MessageSink, private LaneOwner {
   void Handle(Event& event);
   void HandleSubmit(const std::shared_ptr<RequestState>& request);
   void HandleMessage(MessageEvent& message);
+  // Device tensors.
+  void SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request);
+  void TakeStaged();
+  void RunOnDevice(int lane, DeviceTask task);
   void HandleJoin(const std::shared_ptr<RequestState>& request);
   void CheckTimers(Clock::time_point now);
   std::optional<Clock::time_point> NextDeadline() const;
@@ -94,6 +103,11 @@ class Worker final : public MessageSink, private LaneOwner {
   mutable std::mutex shared_mutex_;
   std::map<int, std::vector<int>> process_sets_;  // guarded by shared_mutex_
   Status health_;                                 // guarded by shared_mutex_
+
+  const std::string why_staged_;
+  bool said_staged_ = false;
+  Stager stager_;
+  std::shared_ptr<RequestState> join_after_staging_;
 
   StateStore states_;  // before the lanes, whose exchanges use it
   std::map<int, LaneSlot> lanes_;

@@ -46,10 +46,19 @@ class DeviceGroup {
   virtual int rank() const = 0;  // in the group
   virtual int size() const = 0;
 
+  virtual int device() const = 0;
+  // The cudaStream_t that operations are put on: for what has to come right before or after one,
+  // by the thread that puts them there.
+  virtual void* stream() const = 0;
+
   // `timeout`: when the operation has not finished by then the group is aborted.
-  // `out` may be `in`.
-  virtual Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op,
+  // `out` may be `in`. `scale` other than 1: each contribution is multiplied by it first; sums and
+  // averages of floating types only.
+  virtual Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, double scale,
                          Millis timeout) = 0;
+  Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, Millis timeout) {
+    return AllReduce(in, out, op, 1.0, timeout);
+  }
   // counts: bytes of each member; out holds them one after the other.
   virtual Work AllGatherV(const TensorView& in, std::span<const size_t> counts,
                           const TensorView& out, Millis timeout) = 0;
@@ -71,6 +80,9 @@ class DeviceGroup {
 class DeviceCollectives {
  public:
   virtual ~DeviceCollectives() = default;
+
+  // The one that this process has in every group.
+  virtual int device() const = 0;
 
   // Meets the other members; `ranks` are ranks of the transport, the same on all of them, this one
   // among them. `id` tells process sets apart. Groups must be gone before the transport.

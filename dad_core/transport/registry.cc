@@ -138,6 +138,33 @@ Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, con
   return transport;
 }
 
+Result<std::string> AddDeviceCollectives(std::unique_ptr<Transport>& transport, const World& world,
+                                         const Options& options) {
+  if (transport->size() == 1 || transport->device_collectives() != nullptr) return std::string();
+  const Result<void*> usable = FindInPlugin("nccl", world.plugin_dir, "dad_plugin_usable");
+  std::string mine = usable.status().message();
+  if (usable.ok()) mine = reinterpret_cast<const char* (*)(int)>(usable.value())(world.local_rank);
+  const auto blobs = transport->AllGatherBlobs(
+      std::as_bytes(std::span(mine)),
+      std::chrono::milliseconds(static_cast<int64_t>(options.start_timeout_seconds * 1000)));
+  if (!blobs.ok()) return blobs.status();
+  for (size_t rank = 0; rank < blobs.value().size(); ++rank) {
+    const std::vector<std::byte>& blob = blobs.value()[rank];
+    if (blob.empty()) continue;
+    return "rank " + std::to_string(rank) + ": " +
+           std::string(reinterpret_cast<const char*>(blob.data()), blob.size());
+  }
+  Result<Plugin> plugin = Open("nccl", world.plugin_dir);
+  if (!plugin.ok()) return plugin.status();
+  const PluginArgs args{&world, &options, transport.get()};
+  char error[2048] = "";
+  std::unique_ptr<Transport> both(plugin.value().connect(&args, error, sizeof error));
+  if (both == nullptr) return ReadPluginError(error);
+  (void)transport.release();  // is the new transport's now
+  transport = std::move(both);
+  return std::string();
+}
+
 Result<void*> FindInPlugin(const std::string& name, const std::string& plugin_dir,
                            const char* symbol) {
   Result<Plugin> plugin = Open(name, plugin_dir);

@@ -41,6 +41,11 @@ Status ReadPluginError(const char* error);
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options);
 
+// Puts NCCL beside a transport that moves host memory only, if every rank can use it; asks all
+// ranks. Empty: it is there, or there is nobody to exchange with. Else why not, the same on all.
+Result<std::string> AddDeviceCollectives(std::unique_ptr<Transport>& transport, const World& world,
+                                         const Options& options);
+
 // A further C entry point that only some plug-ins have.
 Result<void*> FindInPlugin(const std::string& name, const std::string& plugin_dir,
                            const char* symbol);

@@ -62,6 +62,8 @@ struct TransportCounters {
   int64_t messages_sent = 0;
 };
 
+class DeviceCollectives;
+
 class Transport {
  public:
   using Millis = std::chrono::milliseconds;
@@ -76,6 +78,9 @@ class Transport {
   int size() const { return size_; }
   virtual std::string_view name() const = 0;
   virtual TransportCounters counters() const = 0;
+
+  // Null: this transport moves host memory only.
+  virtual DeviceCollectives* device_collectives() { return nullptr; }
 
   // What came before the sink was set is handed to it first, by this thread. Null
   // detaches: after the call returns the old sink is not called any more.
@@ -113,7 +118,7 @@ class Transport {
   virtual Status Barrier(Millis timeout);
 
   // Gathers one blob of any length from every rank.
-  Result<std::vector<std::vector<std::byte>>> AllGatherBlobs(ByteSpan mine, Millis timeout);
+  virtual Result<std::vector<std::vector<std::byte>>> AllGatherBlobs(ByteSpan mine, Millis timeout);
 
  protected:
   // For backends: what arrived. Collective messages go to the mailbox, the rest

@@ -86,6 +86,9 @@ constexpr Row kTable[] = {
     {"start_timeout_seconds", "60", "DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT",
      "How long init() waits for the other ranks.",
      [](const std::string& t, Options& o) { return ParseNumber(t, 0, o.start_timeout_seconds); }},
+    {"device_timeout_seconds", "600", "DAD_DEVICE_TIMEOUT_SECONDS", "",
+     "An operation of NCCL that has not finished after this long is an error.",
+     [](const std::string& t, Options& o) { return ParseNumber(t, 0, o.device_timeout_seconds); }},
     {"stall_check_disable", "0", "DAD_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE",
      "1: no warning about tensors that some ranks have not submitted.",
      [](const std::string& t, Options& o) {

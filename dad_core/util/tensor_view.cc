@@ -39,6 +39,10 @@ bool IsFloating(DType dtype) {
          dtype == DType::kFloat64;
 }
 
+const char* Name(DeviceType device) {
+  return device == DeviceType::kCpu ? "the host" : "a CUDA device";
+}
+
 std::string ToString(const Shape& shape) {
   std::string text = "[";
   for (size_t i = 0; i < shape.size(); ++i) {

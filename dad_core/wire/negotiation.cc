@@ -9,6 +9,9 @@ namespace {
 
 constexpr uint8_t kJoined = 1;
 constexpr uint8_t kRecall = 2;
+// Of a request.
+constexpr uint8_t kRecurring = 1;
+constexpr uint8_t kOnDevice = 2;
 
 void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
   out.Text(meta.name);
@@ -19,7 +22,8 @@ void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
   out.Value(meta.postscale);
   out.Text(meta.method);
   out.Varint(meta.stream);
-  out.Value(static_cast<uint8_t>(meta.recurring));
+  out.Value(static_cast<uint8_t>((meta.recurring ? kRecurring : 0) |
+                                 (meta.device == DeviceType::kCuda ? kOnDevice : 0)));
   out.Varint(meta.tensors.size());
   for (const TensorMeta& tensor : meta.tensors) {
     out.Value(static_cast<uint8_t>(tensor.dtype));
@@ -40,7 +44,9 @@ RequestMeta ReadMeta(ByteReader& in) {
   meta.postscale = in.Value<double>();
   meta.method = in.Text();
   meta.stream = static_cast<uint32_t>(in.Varint());
-  meta.recurring = in.Value<uint8_t>() != 0;
+  const auto flags = in.Value<uint8_t>();
+  meta.recurring = flags & kRecurring;
+  meta.device = flags & kOnDevice ? DeviceType::kCuda : DeviceType::kCpu;
   meta.tensors.resize(in.Count());
   for (TensorMeta& tensor : meta.tensors) {
     tensor.dtype = static_cast<DType>(in.Value<uint8_t>());
@@ -89,6 +95,7 @@ RequestMeta MetaOf(const Request& request) {
   meta.recurring = request.recurring;
   meta.ranks = request.ranks;
   meta.tensors.reserve(request.tensors.size());
+  if (!request.tensors.empty()) meta.device = request.tensors[0].input.device;
   for (const Contribution& tensor : request.tensors) {
     meta.tensors.push_back({tensor.input.dtype, tensor.input.shape});
   }
@@ -106,6 +113,7 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
   };
   if (a.kind != b.kind) return differs("collective", Name(a.kind), Name(b.kind));
   if (a.op != b.op) return differs("op", Name(a.op), Name(b.op));
+  if (a.device != b.device) return differs("device", Name(a.device), Name(b.device));
   if (a.root_rank != b.root_rank) {
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }

@@ -28,6 +28,7 @@ struct RequestMeta {
   std::string method;
   uint32_t stream = 0;
   bool recurring = true;
+  DeviceType device = DeviceType::kCpu;
   std::vector<TensorMeta> tensors;
   std::vector<int> ranks;
 };

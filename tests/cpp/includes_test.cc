@@ -27,7 +27,8 @@ const std::map<std::string, Rooms> kMayInclude = {
     {"exchange", {"dad", "util", "codec", "linalg", "wire"}},
     {"rendezvous", {"dad", "util", "wire", "linalg", "codec"}},
     {"transport", {"dad", "util", "device", "wire", "linalg", "codec", "rendezvous"}},
-    {"runtime", {"dad", "util", "codec", "linalg", "wire", "exchange", "transport", "rendezvous"}},
+    {"runtime",
+     {"dad", "util", "device", "codec", "linalg", "wire", "exchange", "transport", "rendezvous"}},
 };
 
 bool IsSource(const fs::path& path) {

@@ -170,3 +170,26 @@ def check_ranks_that_disagree_all_get_an_error():
     assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
     raises(ValueError, lambda: make_step(model, "dad", False, op=hvd().Max)(x, y), "Average and op=Sum")
     raises(ValueError, lambda: hvd().allreduce(np.ones(3), compression="rank_dad"), "keeps state")
+
+
+def check_sessions_of_tf1():
+    """Placeholders have no known batch; the plan is made while the session runs."""
+    v1 = tf.compat.v1
+    weights = np.random.default_rng(1).normal(size=(12, 30)).astype(np.float32)
+    rows = 2 + hvd().rank()
+    data = [np.random.default_rng(10 + rank).normal(size=(2 + rank, 12)) for rank in range(hvd().size())]
+    expected = np.mean([d.T @ np.tanh(d @ weights) * 2 / d.shape[0] / 30 for d in data], axis=0)
+    for method in ("dad", "exact", "none"):
+        with tf.Graph().as_default():
+            x = v1.placeholder(tf.float32, [None, 12])
+            kernel = v1.get_variable("kernel", initializer=weights, use_resource=True)
+            target = tf.stop_gradient(tf.matmul(x, kernel) - tf.tanh(tf.matmul(x, kernel)))
+            loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - target))
+            optimizer = hvd().DistributedOptimizer(v1.train.GradientDescentOptimizer(0.0), compression=method)
+            ((gradient, _),) = optimizer.compute_gradients(loss, [kernel])
+            with v1.Session() as session:
+                session.run(v1.global_variables_initializer())
+                for _ in range(3):
+                    found = session.run(gradient, {x: data[hvd().rank()].astype(np.float32)})
+                    assert data[hvd().rank()].shape[0] == rows
+                    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6, err_msg=method)

@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include "codec/cuda/kernels.h"
+#include "codec/cuda/rice_kernels.h"
+#include "codec/cuda/small_kernels.h"
 
 namespace dad::cuda {
 namespace {
@@ -50,6 +52,12 @@ DAD_KERNEL(copy_f64_f64, CopyKernel<double, double>)
 DAD_KERNEL(check_int8, CheckInt8Kernel)
 DAD_KERNEL(offsets, OffsetsKernel)
 DAD_KERNEL(check_words, CheckWordsKernel)
+DAD_KERNEL(rice_cost, RiceCostKernel)
+DAD_KERNEL(rice_choose, RiceChooseKernel)
+DAD_KERNEL(rice_block_bits, RiceBlockBitsKernel)
+DAD_KERNEL(rice_offsets, RiceOffsetsKernel)
+DAD_KERNEL(rice_write, RiceWriteKernel)
+DAD_KERNEL(pack_codes, PackCodesKernel)
 #define DAD_KERNELS(type, T)                                  \
   DAD_KERNEL(quantise_int8_##type, QuantiseInt8Kernel<T>)     \
   DAD_KERNEL(dequantise_int8_##type, DequantiseInt8Kernel<T>) \
@@ -60,7 +68,9 @@ DAD_KERNEL(check_words, CheckWordsKernel)
   DAD_KERNEL(top_##type, TopKernel<T>)                        \
   DAD_KERNEL(encode_vgc_##type, EncodeVgcKernel<T>)           \
   DAD_KERNEL(encode_strom_##type, EncodeStromKernel<T>)       \
-  DAD_KERNEL(add_words_##type, AddWordsKernel<T>)
+  DAD_KERNEL(add_words_##type, AddWordsKernel<T>)             \
+  DAD_KERNEL(orthonormalise_##type, OrthonormaliseKernel<T>)  \
+  DAD_KERNEL(small_svd_##type, SmallSvdKernel<T>)
 DAD_KERNELS(f32, float)
 DAD_KERNELS(f64, double)
 

@@ -21,6 +21,7 @@ struct Options {
   int64_t threads = 0;
   double timeout_seconds = 0;
   double start_timeout_seconds = 0;
+  double device_timeout_seconds = 0;
   bool stall_check = false;
   double stall_warning_seconds = 0;
   double stall_shutdown_seconds = 0;

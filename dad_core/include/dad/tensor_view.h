@@ -26,11 +26,11 @@ size_t SizeOf(DType dtype);
 const char* Name(DType dtype);  // "float32"
 bool IsFloating(DType dtype);
 
-// Where the bytes live. Only kCpu is served today; the device fields are the
-// place that the NCCL transport will use, so that no signature changes then.
+// Where the bytes live. The tensors of a request are all on the host or all on one device.
 enum class DeviceType : uint8_t { kCpu = 0, kCuda };
 
 using Shape = std::vector<int64_t>;
+const char* Name(DeviceType device);       // "the host"
 std::string ToString(const Shape& shape);  // "[10,4]"
 int64_t NumElements(const Shape& shape);
 
@@ -40,7 +40,8 @@ struct TensorView {
   Shape shape;
   DeviceType device = DeviceType::kCpu;
   int device_index = -1;
-  void* ready_event = nullptr;  // device tensors: work on `data` may start after this event
+  // Device tensors: a cudaEvent_t, work on `data` may start after it; the request keeps it alive.
+  void* ready_event = nullptr;
 
   int64_t num_elements() const { return NumElements(shape); }
   size_t num_bytes() const { return static_cast<size_t>(num_elements()) * SizeOf(dtype); }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "dad/device.h"
 #include "dad/status.h"
 
 namespace dad {
@@ -31,6 +32,10 @@ class Ticket {
   // join: the last rank; add process set: its id; methods other than "none": the flags below,
   // the same on every rank.
   virtual int64_t value() const = 0;
+
+  // Device tensors: a ticket is done when the work is on its way to the device, and streams that
+  // use the tensors afterwards have to wait for this event. Null for tensors on the host.
+  virtual DeviceEvent done_event() const = 0;
 };
 
 inline constexpr int64_t kWantsPlan = 1;  // some rank asks for a new plan

@@ -34,10 +34,16 @@ requires(sizeof...(A) == sizeof...(B)) struct SameCall<R (*)(A...), S (*)(B...)>
     : std::bool_constant<SameOnTheWire<R, S>() && (SameOnTheWire<A, B>() && ...)> {
 };
 
-// Some are overloaded for C++ in cuda_runtime.h; cuda_runtime_api.h has the plain ones.
+// The overloaded ones have to be asked for by their type.
+static_assert(SameCall<decltype(CudaApi::MallocAsync),
+                       decltype(static_cast<cudaError_t (*)(void**, size_t, cudaStream_t)>(
+                           &cudaMallocAsync))>::value);
+static_assert(SameCall<decltype(CudaApi::HostAlloc),
+                       decltype(static_cast<cudaError_t (*)(void**, size_t, unsigned)>(
+                           &cudaHostAlloc))>::value);
 #define DAD_CHECK(name, result, parameters) \
   static_assert(SameCall<decltype(CudaApi::name), decltype(&cuda##name)>::value, "cuda" #name);
-DAD_CUDA_FUNCTIONS(DAD_CHECK)
+DAD_CUDA_PLAIN(DAD_CHECK)
 #undef DAD_CHECK
 #define DAD_CHECK(name, result, parameters)                                            \
   static_assert(SameCall<decltype(nccl::NcclApi::name), decltype(&nccl##name)>::value, \
@@ -49,6 +55,7 @@ static_assert(kCudaSuccess == cudaSuccess && kCudaNotReady == cudaErrorNotReady)
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(kCudaMemcpyDefault == cudaMemcpyDefault);
+static_assert(nccl::kScalarHostImmediate == ncclScalarHostImmediate);
 static_assert(nccl::kSuccess == ncclSuccess && nccl::kInProgress == ncclInProgress);
 static_assert(nccl::kUint8 == ncclUint8 && ncclInt8 == 0 && ncclInt32 == 2 && ncclInt64 == 4);
 static_assert(ncclFloat16 == 6 && ncclFloat32 == 7 && ncclFloat64 == 8 && ncclBfloat16 == 9);

@@ -63,6 +63,7 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(members_.size()); }
   int device() const { return device_; }
+  CudaStream stream() const { return stream_; }  // from Start to Close
   bool Has(int world_rank) const;
 
   // Meets the other members; once, before anything else. Break() from another thread ends it.

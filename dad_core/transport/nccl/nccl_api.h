@@ -20,6 +20,7 @@ using RedOp = int;
 inline constexpr ResultCode kSuccess = 0;
 inline constexpr ResultCode kInProgress = 7;
 inline constexpr DataType kUint8 = 1;
+inline constexpr int kScalarHostImmediate = 1;
 inline constexpr int kOldestVersion = 21400;  // communicators that do not block
 
 struct UniqueId {
@@ -46,6 +47,7 @@ struct Config {
   X(CommGetAsyncError, ResultCode, (Comm, ResultCode*))                                         \
   X(GroupStart, ResultCode, ())                                                                 \
   X(GroupEnd, ResultCode, ())                                                                   \
+  X(RedOpCreatePreMulSum, ResultCode, (RedOp*, void*, DataType, int, Comm))                     \
   X(AllReduce, ResultCode, (const void*, void*, size_t, DataType, RedOp, Comm, CudaStream))     \
   X(Broadcast, ResultCode, (const void*, void*, size_t, DataType, int, Comm, CudaStream))       \
   X(Reduce, ResultCode, (const void*, void*, size_t, DataType, RedOp, int, Comm, CudaStream))   \

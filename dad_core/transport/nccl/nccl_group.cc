@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "util/half.h"
 
 namespace dad::nccl {
 namespace {
@@ -50,6 +53,29 @@ struct Block {
   size_t receive_bytes;
 };
 
+// A factor in the tensor's own type, as NCCL wants it.
+class Scalar {
+ public:
+  Scalar(DType dtype, double value) : value_(value) {
+    switch (dtype) {
+      case DType::kFloat64: std::memcpy(bytes_, &value, sizeof value); break;
+      case DType::kFloat32: Store(static_cast<float>(value)); break;
+      case DType::kFloat16: Store(FloatToHalf(static_cast<float>(value))); break;
+      default: Store(FloatToBFloat16(static_cast<float>(value)));
+    }
+  }
+  void* data() { return bytes_; }
+  double value() const { return value_; }
+
+ private:
+  template <typename T>
+  void Store(T value) {
+    std::memcpy(bytes_, &value, sizeof value);
+  }
+  const double value_;
+  alignas(8) char bytes_[8] = {};
+};
+
 Status Bad(const std::string& what, const std::string& why) {
   return Status::InvalidArgument(what + ": " + why);
 }
@@ -83,7 +109,7 @@ Status NcclGroup::CheckPeer(const char* what, int peer) const {
 }
 
 DeviceGroup::Work NcclGroup::AllReduce(const TensorView& in, const TensorView& out, ReduceOp op,
-                                       Millis timeout) {
+                                       double scale, Millis timeout) {
   const Result<DataType> type = ToNccl(in.dtype);
   if (!type.ok()) return type.status();
   const Result<RedOp> reduction = ToNccl(op, in.dtype);
@@ -91,11 +117,35 @@ DeviceGroup::Work NcclGroup::AllReduce(const TensorView& in, const TensorView& o
   if (in.dtype != out.dtype || in.num_elements() != out.num_elements()) {
     return Bad("allreduce", "input and output differ");
   }
+  const NcclApi& nccl = libraries_->nccl;
+  const auto count = static_cast<size_t>(in.num_elements());
+  if (scale == 1.0) {
+    return Submit(
+        "ncclAllReduce", std::array{in, out}, false,
+        [&](Comm comm, CudaStream stream) {
+          return nccl.AllReduce(in.data, out.data, count, type.value(), reduction.value(), comm,
+                                stream);
+        },
+        timeout);
+  }
+  if (!IsFloating(in.dtype) || (op != ReduceOp::kSum && op != ReduceOp::kAverage)) {
+    return Bad("allreduce",
+               std::string("NCCL does not scale the ") + Name(op) + " of " + Name(in.dtype));
+  }
+  Scalar factor(in.dtype, op == ReduceOp::kAverage ? scale / size() : scale);
   return Submit(
       "ncclAllReduce", std::array{in, out}, false,
       [&](Comm comm, CudaStream stream) {
-        return libraries_->nccl.AllReduce(in.data, out.data, static_cast<size_t>(in.num_elements()),
-                                          type.value(), reduction.value(), comm, stream);
+        auto [scaled, fresh] = scaled_sums_.try_emplace({in.dtype, factor.value()}, RedOp{0});
+        if (fresh) {
+          const ResultCode code = nccl.RedOpCreatePreMulSum(
+              &scaled->second, factor.data(), type.value(), kScalarHostImmediate, comm);
+          if (code != kSuccess) {
+            scaled_sums_.erase(scaled);
+            return code;
+          }
+        }
+        return nccl.AllReduce(in.data, out.data, count, type.value(), scaled->second, comm, stream);
       },
       timeout);
 }

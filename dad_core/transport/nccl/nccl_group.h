@@ -2,9 +2,11 @@
 #pragma once
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 
 #include "transport/nccl/communicator.h"
 
@@ -25,7 +27,12 @@ class NcclGroup : public DeviceGroup {
   int rank() const override { return communicator_->rank(); }
   int size() const override { return communicator_->size(); }
 
-  Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, Millis timeout) override;
+  int device() const override { return communicator_->device(); }
+  void* stream() const override { return communicator_->stream(); }
+
+  using DeviceGroup::AllReduce;
+  Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, double scale,
+                 Millis timeout) override;
   Work AllGatherV(const TensorView& in, std::span<const size_t> counts, const TensorView& out,
                   Millis timeout) override;
   Work Broadcast(const TensorView& inout, int root, Millis timeout) override;
@@ -51,6 +58,9 @@ class NcclGroup : public DeviceGroup {
   const std::shared_ptr<Communicator> communicator_;
   const std::function<void()> submitted_;
   const std::function<void(Communicator*)> closing_;
+  // NCCL's sums of scaled contributions, by type and factor; they go with the communicator. Used
+  // while an operation is put on the stream, which is one at a time.
+  std::map<std::pair<DType, double>, RedOp> scaled_sums_;
 };
 
 }  // namespace dad::nccl

@@ -22,6 +22,10 @@
 
 namespace dad::nccl {
 
+// The device of a process: the one of its local rank, or the only one that it sees, since a
+// launcher may show each process its own. kUnavailable says what is missing.
+Result<int> ChooseDevice(const CudaApi& cuda, int local_rank);
+
 class NcclTransport : public Transport, public DeviceCollectives, private MessageSink {
  public:
   // Every rank calls it. On success `control` is taken over.
@@ -31,6 +35,8 @@ class NcclTransport : public Transport, public DeviceCollectives, private Messag
   ~NcclTransport() override;
 
   std::string_view name() const override { return "nccl"; }
+  DeviceCollectives* device_collectives() override { return this; }
+  int device() const override { return device_; }
   TransportCounters counters() const override { return control_->counters(); }
   void Send(int peer, MessageHeader header, GatherBuffer payload,
             std::shared_ptr<void> keep) override;
@@ -50,6 +56,10 @@ class NcclTransport : public Transport, public DeviceCollectives, private Messag
   Status SendTo(int peer, uint64_t tag, ByteSpan bytes, Millis timeout) override;
   Status ReceiveFrom(int peer, uint64_t tag, std::span<std::byte> bytes, Millis timeout) override;
   Status Barrier(Millis timeout) override;
+  Result<std::vector<std::vector<std::byte>>> AllGatherBlobs(ByteSpan mine,
+                                                             Millis timeout) override {
+    return control_->AllGatherBlobs(mine, timeout);
+  }
 
   Result<std::unique_ptr<DeviceGroup>> MakeGroup(uint32_t id, std::span<const int> ranks,
                                                  std::chrono::milliseconds timeout) override;

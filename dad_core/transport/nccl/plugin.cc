@@ -54,8 +54,14 @@ DAD_EXPORT dad::Transport* dad_plugin_connect(const dad::PluginArgs* args, char*
   try {
     auto libraries = Load();
     if (libraries.ok()) {
+      const dad::Result<int> device =
+          dad::nccl::ChooseDevice(libraries.value()->cuda, args->world->local_rank);
+      if (!device.ok()) {
+        dad::WritePluginError(device.status(), error, error_size);
+        return nullptr;
+      }
       auto transport = dad::nccl::NcclTransport::Connect(
-          libraries.value(), args->world->local_rank, args->control,
+          libraries.value(), device.value(), args->control,
           std::chrono::duration_cast<dad::Transport::Millis>(
               std::chrono::duration<double>(args->options->start_timeout_seconds)));
       if (transport.ok()) return std::move(transport).value().release();
@@ -69,7 +75,18 @@ DAD_EXPORT dad::Transport* dad_plugin_connect(const dad::PluginArgs* args, char*
   return nullptr;
 }
 
-// The collectives of a transport that dad_plugin_connect has made; they live as long as it.
-DAD_EXPORT dad::DeviceCollectives* dad_plugin_device_collectives(dad::Transport* transport) {
-  return static_cast<dad::nccl::NcclTransport*>(transport);
+// OK as an empty text, else why this process cannot use NCCL. Meets nobody.
+DAD_EXPORT const char* dad_plugin_usable(int local_rank) {
+  static thread_local std::string why;
+  why.clear();
+  try {
+    const auto libraries = Load();
+    const dad::Status status =
+        libraries.ok() ? dad::nccl::ChooseDevice(libraries.value()->cuda, local_rank).status()
+                       : libraries.status();
+    why = status.message();
+  } catch (const std::exception& failure) {
+    why = failure.what();
+  }
+  return why.c_str();
 }

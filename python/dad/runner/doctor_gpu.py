@@ -29,9 +29,7 @@ def examine_gpu() -> int:
         if not there:
             print("stopped at the first thing that is missing; docs/gpu.md has the list")
             return 1
-    print(
-        f"{_NOTE} the engine does not take CUDA tensors yet, and none of this has run on a GPU: docs/gpu.md"
-    )
+    print(f"{_NOTE} CUDA tensors are taken, but none of this has run on a GPU: docs/gpu.md has what to try")
     print("everything that can be looked at is there; next: build/tests/cpp/gpu/dad_gpu_tests")
     return 0
 

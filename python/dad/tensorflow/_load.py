@@ -32,7 +32,11 @@ def _load() -> Any:
         check_versions(json.loads(info.read_text()).get("tensorflow"), tf.__version__)
     from dad._lib import _core  # noqa: F401  the core comes with its own module
 
-    return tf.load_op_library(str(_LIB_DIR / "libdad_tensorflow.so"))
+    ops = tf.load_op_library(str(_LIB_DIR / "libdad_tensorflow.so"))
+    gpu = _LIB_DIR / "libdad_tensorflow_gpu.so"  # built where TensorFlow has CUDA
+    if gpu.exists():
+        tf.load_library(str(gpu))
+    return ops
 
 
 def _functions() -> ctypes.CDLL:

@@ -77,6 +77,7 @@ class Pair:
     reason: str = ""
     link: Link | None = None
     bias_reason: str = ""
+    sums: bool = False  # rows are gradients of samples
 
 
 @dataclass
@@ -399,6 +400,7 @@ def observe(
                 bias=pair.bias if pair.has_rows else None,
                 link=pair.link,
                 reason=pair.reason,
+                sums=pair.sums,
                 too_large=by_name[pair.weight].too_large,
             )
         if pair.bias is not None and pair.bias in by_name:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from dad.arguments import set_id
 from dad.compression import Edad, Exact
-from dad.planned_methods import planned_method
+from dad.planned_methods import looks_at_variance, planned_method
 from dad.planner import Link
 from dad.process_sets import ProcessSet
 from dad.tensorflow._load import lib
@@ -90,6 +90,8 @@ class MethodExchange:
         if self.saved is not None:
             self.board.load(self.saved)
             self.saved = None
+        for name, one in zip(names, found, strict=True):
+            take_samples(one, planned_method(self._compression, name))
         work = pairs_of(names, found)
         as_rows, in_chain = self._plan(work)
         scale = tf.constant(1.0, tf.float64) if loss_scale is None else tf.cast(loss_scale, tf.float64)
@@ -154,6 +156,12 @@ class MethodExchange:
         return as_rows, in_chain
 
 
+def take_samples(found: Found, method: Any) -> None:
+    """A vector that would come formed comes by samples, for methods that look at these."""
+    if looks_at_variance(method) and found.sums and found.rides_with is None:
+        found.uses, found.rest, found.reason = found.sums, [], ""
+
+
 def counts_of(work: Sequence[Work]) -> list[tuple[Any, Any, Any]]:
     """Of each pair: rows, indexed rows and samples; numbers where shapes are known, else tensors."""
     return [
@@ -197,6 +205,7 @@ def pairs_of(names: Sequence[str], found: Sequence[Found]) -> list[Work]:
             dense=bool(one.rest),
             reason=one.reason,
             link=Link(names[link.upper], link.activation, link.slope) if link is not None else None,
+            sums=bool(one.uses) and one.uses is one.sums,
             bias_reason="" if one.bias is None else found[one.bias].reason,
         )
         work.append(Work(pair, i, one.bias, one))

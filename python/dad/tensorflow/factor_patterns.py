@@ -443,6 +443,31 @@ class IndexedUse(Use):
         return _size(source, (0,)) if source.shape.rank else self.num_rows()
 
 
+class SumUse(Use):
+    """A vector whose gradient is a sum over samples and positions: of a norm, or a bias on its own. Its rows
+    are the sums of single samples, A is ones: more than the gradient, for methods that look at samples."""
+
+    def __init__(self, nodes, source, size, path, shape, dtype):
+        super().__init__(nodes, (source,), path, shape, dtype)
+        self.size = size
+
+    def _factors(self, source):
+        samples = tf.shape(source)[0]
+        rows = tf.reduce_sum(tf.reshape(source, [samples, -1, self.size]), 1)
+        return tf.ones([samples, 1], source.dtype), rows
+
+    def _form(self, source):
+        return tf.reduce_sum(tf.reshape(source, [-1, self.size]), 0)
+
+    @plain
+    def num_rows(self):
+        return _size(self.inputs[0], (0,))
+
+    @plain
+    def num_samples(self):
+        return self.num_rows()
+
+
 class Declined(Exception):
     """An op that is not taken apart, and why, in words for users."""
 

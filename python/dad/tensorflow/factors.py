@@ -32,6 +32,7 @@ from dad.tensorflow.factor_patterns import (
     Patterns,
     ProductUse,
     Step,
+    SumUse,
     Use,
     plain_layout,
 )
@@ -64,6 +65,8 @@ class Found:
     # rest, and `rides_with` says where its gradient is.
     bias: int | None = None
     rides_with: int | None = None
+    # Of a vector that comes formed: the same gradient by samples.
+    sums: list[Use] = field(default_factory=list)
 
 
 @plain
@@ -294,7 +297,19 @@ class _Walk:
         found.reason = _joined(rest.reason for rest in rests)
         if self._variable.shape.rank < 2 and found.reason.startswith("made by the op"):
             found.reason = "a vector, as in a norm, and no bias of a layer"
+        if self.sums is not None and self._variable.shape.rank == 1:
+            found.sums = self._by_samples()
         return found
+
+    def _by_samples(self) -> list[Use]:
+        """The sums, each over the positions of a sample; none if one of them has no samples."""
+        if any(term.source.shape.rank is None or term.source.shape.rank < 2 for term in self.sums):
+            return []
+        variable = self._variable
+        return [
+            SumUse(self._nodes, term.source, term.size, term.path, variable.shape, variable.dtype)
+            for term in self.sums
+        ]
 
     def _as_rest(self, term):
         if isinstance(term, _Rest):

@@ -460,13 +460,16 @@ def grouped_reducescatter(
 
 
 def poll(handle: int) -> bool:
-    """Whether synchronize() would return at once."""
+    """Whether synchronize() would return at once; of CUDA tensors: whether the device has the result, too."""
     return _torch.poll(handle)
 
 
 def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     """Waits for an asynchronous collective and returns its result: a tensor, a list for a grouped one,
     (output, received splits) for alltoall. Raises what went wrong. Ends the handle.
+
+    Of CUDA tensors it returns when the work is on its way to the device, and makes the current stream of
+    that device wait for the result: kernels that come later see it, the host does not wait.
 
     timeout: seconds after which it gives up with a TimeoutError. The collective goes on, and the handle
     can be waited for again.

@@ -1,5 +1,6 @@
 #include "fake_gpu.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -12,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "device/cublas_api.h"
 #include "device/cuda_api.h"
 #include "transport/nccl/nccl_api.h"
 
@@ -53,6 +55,8 @@ struct Piece {
   int op;
   int peer;
   uint64_t number;  // of a collective, within its communicator
+  double scale;
+  std::shared_ptr<bool> alive;  // the communicator is
   bool done = false;
 };
 using PiecePtr = std::shared_ptr<Piece>;
@@ -74,6 +78,7 @@ struct dad::nccl::ncclComm {
   uint64_t next_number = 0;
   int lag = 0;
   std::function<void()> when_through;  // what a call that is in progress will do
+  std::shared_ptr<bool> alive = std::make_shared<bool>(true);
 };
 
 namespace {
@@ -88,9 +93,14 @@ struct State {
   std::map<int, int> async_errors;
   std::vector<Record> log;
   std::set<CudaStream> streams;
+  std::set<CudaStream> draining;  // destroyed with work on them, which is still done
   std::set<CudaEvent> events;
   std::set<Comm> comms;
   std::map<uint64_t, std::shared_ptr<Meeting>> meetings;
+  std::set<void*> blocks;                             // of device memory
+  std::map<int, std::pair<int, double>> scaled_sums;  // op: type, factor
+  int next_op = 5;
+  std::set<dad::CublasHandle> handles;
 };
 State& Fake() {
   static auto* state = new State;
@@ -127,14 +137,15 @@ void ReduceAs(const std::map<int, PiecePtr>& all, size_t begin, size_t count, in
     const T* in = static_cast<const T*>(piece->in) + begin;
     for (size_t i = 0; i < count; ++i) {
       T& to = result[i];
+      const T value = piece->scale == 1.0 ? in[i] : static_cast<T>(in[i] * piece->scale);
       if (first) {
-        to = in[i];
+        to = value;
       } else if (op == 0 || op == 4) {
-        to = static_cast<T>(to + in[i]);
+        to = static_cast<T>(to + value);
       } else if (op == 1) {
-        to = static_cast<T>(to * in[i]);
+        to = static_cast<T>(to * value);
       } else {
-        to = (op == 2) == (in[i] > to) ? in[i] : to;
+        to = (op == 2) == (value > to) ? value : to;
       }
     }
     first = false;
@@ -166,7 +177,8 @@ void Execute(const std::map<int, PiecePtr>& all) {
   for (const auto& [rank, piece] : all) {
     if (piece->call != one.call || piece->count != one.count || piece->type != one.type ||
         piece->op != one.op || piece->peer != one.peer) {
-      std::fprintf(stderr, "fake gpu: ranks do not call the same collective\n");
+      std::fprintf(stderr, "fake gpu: ranks do not call the same: %s of %zu, %s of %zu\n",
+                   one.call.c_str(), one.count, piece->call.c_str(), piece->count);
       std::abort();
     }
     const size_t bytes = one.count * SizeOfType(one.type);
@@ -193,6 +205,10 @@ void Execute(const std::map<int, PiecePtr>& all) {
 
 // The kernel has started: its peers can find it.
 void Arrive(const PiecePtr& piece) {
+  if (!*piece->alive) {  // aborted before its turn on the stream
+    piece->done = true;
+    return;
+  }
   Meeting& meeting = *piece->comm->meeting;
   const int rank = piece->comm->rank;
   const bool sends = piece->call == "ncclSend";
@@ -222,13 +238,20 @@ void Arrive(const PiecePtr& piece) {
 void Run() {
   for (bool moved = true; moved;) {
     moved = false;
-    for (const CudaStream stream : Fake().streams) {
-      while (!stream->held && !stream->entries.empty() && stream->entries.front()()) {
-        stream->entries.pop_front();
-        moved = true;
+    for (const auto* streams : {&Fake().streams, &Fake().draining}) {
+      for (const CudaStream stream : *streams) {
+        while (!stream->held && !stream->entries.empty() && stream->entries.front()()) {
+          stream->entries.pop_front();
+          moved = true;
+        }
       }
     }
   }
+  std::erase_if(Fake().draining, [](CudaStream stream) {
+    const bool empty = stream->entries.empty();
+    if (empty) delete stream;
+    return empty;
+  });
 }
 
 void Put(CudaStream stream, std::vector<PiecePtr> pieces) {
@@ -283,8 +306,15 @@ ResultCode Enqueue(const char* call, const void* in, void* out, size_t count, in
   if (Fake().comms.count(comm) == 0 || Fake().streams.count(stream) == 0) return kInvalidUsage;
   const std::string name = call;
   const bool pair = name == "ncclSend" || name == "ncclRecv";
-  auto piece = std::make_shared<Piece>(
-      Piece{name, comm, in, out, count, type, op, peer, pair ? 0 : comm->next_number++});
+  double scale = 1.0;
+  if (op >= 5) {
+    const auto scaled = Fake().scaled_sums.find(op);
+    if (scaled == Fake().scaled_sums.end() || scaled->second.first != type) return kInvalidUsage;
+    scale = scaled->second.second;
+    op = 0;
+  }
+  auto piece = std::make_shared<Piece>(Piece{name, comm, in, out, count, type, op, peer,
+                                             pair ? 0 : comm->next_number++, scale, comm->alive});
   if (group_depth > 0) {
     group_pieces.emplace_back(stream, std::move(piece));
     return dad::nccl::kSuccess;
@@ -320,6 +350,7 @@ __attribute__((visibility("default"))) void Reset() {
   fake.async_errors.clear();
   fake.log.clear();
   fake.meetings.clear();
+  fake.scaled_sums.clear();
 }
 __attribute__((visibility("default"))) std::vector<Record> Log(int device) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
@@ -341,6 +372,8 @@ __attribute__((visibility("default"))) int Count(const std::string& call) {
 SIZE_OF(LiveStreams, streams)
 SIZE_OF(LiveEvents, events)
 SIZE_OF(LiveComms, comms)
+SIZE_OF(LiveBlocks, blocks)
+SIZE_OF(LiveHandles, handles)
 #undef SIZE_OF
 #define SET(name, type, member)                                  \
   __attribute__((visibility("default"))) void name(type value) { \
@@ -415,7 +448,8 @@ FAKE CudaError cudaStreamDestroy(CudaStream stream) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("cudaStreamDestroy", stream);
   if (Fake().streams.erase(stream) == 0) return kInvalid;
-  delete stream;
+  Fake().draining.insert(stream);
+  Run();
   return kCudaSuccess;
 }
 FAKE CudaError cudaEventCreateWithFlags(CudaEvent* event, unsigned flags) {
@@ -465,6 +499,113 @@ FAKE CudaError cudaMemcpyAsync(void* to, const void* from, size_t bytes, int, Cu
   return kCudaSuccess;
 }
 
+FAKE CudaError cudaMemsetAsync(void* to, int value, size_t bytes, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaMemsetAsync", stream, nullptr, bytes);
+  stream->entries.push_back([=] {
+    std::memset(to, value, bytes);
+    return true;
+  });
+  Run();
+  return kCudaSuccess;
+}
+FAKE CudaError cudaMallocAsync(void** block, size_t bytes, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaMallocAsync", stream, nullptr, bytes);
+  Fake().blocks.insert(*block = std::malloc(bytes));
+  return kCudaSuccess;
+}
+FAKE CudaError cudaFreeAsync(void* block, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaFreeAsync", stream);
+  if (Fake().blocks.erase(block) == 0) return kInvalid;
+  stream->entries.push_back([block] {
+    std::free(block);
+    return true;
+  });
+  Run();
+  return kCudaSuccess;
+}
+FAKE CudaError cudaHostAlloc(void** block, size_t bytes, unsigned) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaHostAlloc", nullptr, nullptr, bytes);
+  *block = std::aligned_alloc(4096, (bytes + 4095) / 4096 * 4096);
+  return kCudaSuccess;
+}
+FAKE CudaError cudaFreeHost(void* block) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cudaFreeHost");
+  std::free(block);
+  return kCudaSuccess;
+}
+
+// ---- cuBLAS.
+
+struct dad::cublasContext {
+  CudaStream stream = nullptr;
+};
+
+FAKE int cublasCreate_v2(dad::CublasHandle* handle) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cublasCreate");
+  Fake().handles.insert(*handle = new dad::cublasContext);
+  return 0;
+}
+FAKE int cublasDestroy_v2(dad::CublasHandle handle) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cublasDestroy");
+  if (Fake().handles.erase(handle) == 0) return 1;
+  delete handle;
+  return 0;
+}
+FAKE int cublasSetStream_v2(dad::CublasHandle handle, CudaStream stream) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("cublasSetStream", stream);
+  handle->stream = stream;
+  return 0;
+}
+
+namespace {
+
+// Column-major, as cuBLAS has it.
+template <typename T>
+int Gemm(const char* call, dad::CublasHandle handle, int trans_a, int trans_b, int m, int n, int k,
+         T alpha, const T* a, int lda, const T* b, int ldb, T beta, T* c, int ldc) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note(call, handle->stream, nullptr, static_cast<size_t>(m) * static_cast<size_t>(n), trans_a,
+       trans_b);
+  if (lda < std::max(1, trans_a ? k : m) || ldb < std::max(1, trans_b ? n : k) || ldc < m) return 7;
+  handle->stream->entries.push_back([=] {
+    for (int j = 0; j < n; ++j) {
+      for (int i = 0; i < m; ++i) {
+        double sum = 0;
+        for (int l = 0; l < k; ++l) {
+          sum += double{trans_a ? a[l + i * lda] : a[i + l * lda]} *
+                 double{trans_b ? b[j + l * ldb] : b[l + j * ldb]};
+        }
+        T& to = c[i + j * ldc];
+        to = static_cast<T>(alpha * sum + (beta == T(0) ? 0.0 : beta * to));
+      }
+    }
+    return true;
+  });
+  Run();
+  return 0;
+}
+
+}  // namespace
+
+FAKE int cublasSgemm_v2(dad::CublasHandle handle, int ta, int tb, int m, int n, int k,
+                        const float* alpha, const float* a, int lda, const float* b, int ldb,
+                        const float* beta, float* c, int ldc) {
+  return Gemm("cublasSgemm", handle, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
+}
+FAKE int cublasDgemm_v2(dad::CublasHandle handle, int ta, int tb, int m, int n, int k,
+                        const double* alpha, const double* a, int lda, const double* b, int ldb,
+                        const double* beta, double* c, int ldc) {
+  return Gemm("cublasDgemm", handle, ta, tb, m, n, k, *alpha, a, lda, b, ldb, *beta, c, ldc);
+}
+
 // ---- NCCL.
 
 FAKE ResultCode ncclGetVersion(int* version) {
@@ -495,7 +636,8 @@ FAKE ResultCode ncclCommInitRankConfig(Comm* comm, int size, UniqueId id, int ra
   auto& meeting = Fake().meetings[number];
   if (meeting == nullptr) meeting = std::make_shared<Meeting>();
   meeting->size = size;
-  *comm = new dad::nccl::ncclComm{meeting, rank, current_device, 0, 0, nullptr};
+  *comm = new dad::nccl::ncclComm{
+      meeting, rank, current_device, 0, 0, nullptr, std::make_shared<bool>(true)};
   Fake().comms.insert(*comm);
   return Through(*comm, [meeting, rank] { meeting->joined.insert(rank); }) == dad::nccl::kSuccess &&
                  static_cast<int>(meeting->joined.size()) == size
@@ -526,6 +668,7 @@ FAKE ResultCode ncclCommDestroy(Comm comm) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("ncclCommDestroy");
   if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  *comm->alive = false;
   delete comm;
   return dad::nccl::kSuccess;
 }
@@ -533,6 +676,7 @@ FAKE ResultCode ncclCommAbort(Comm comm) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("ncclCommAbort");
   if (Fake().comms.erase(comm) == 0) return kInvalidUsage;
+  *comm->alive = false;
   EndPieces(comm);
   Run();
   delete comm;
@@ -549,6 +693,25 @@ FAKE ResultCode ncclGroupEnd() {
   if (--group_depth > 0) return dad::nccl::kSuccess;
   Note("ncclGroupEnd");
   return Launch(std::exchange(group_pieces, {}));
+}
+FAKE ResultCode ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int residence,
+                                         Comm comm) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note("ncclRedOpCreatePreMulSum", nullptr, nullptr, 0, type);
+  if (Fake().comms.count(comm) == 0 || residence != 1) return kInvalidUsage;
+  double factor = 0;
+  if (type == 8) {
+    std::memcpy(&factor, scalar, sizeof factor);
+  } else if (type == 7) {
+    float single = 0;
+    std::memcpy(&single, scalar, sizeof single);
+    factor = single;
+  } else {
+    return kInvalidUsage;  // the fake has no arithmetic for the others
+  }
+  *op = Fake().next_op++;
+  Fake().scaled_sums[*op] = {type, factor};
+  return dad::nccl::kSuccess;
 }
 FAKE ResultCode ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm comm,
                               CudaStream stream) {

@@ -1,4 +1,4 @@
-// A fake of the CUDA runtime and of NCCL, for tests: our own code, no GPU and no network. It
+// A fake of the CUDA runtime, NCCL and cuBLAS, for tests: our own code, no GPU and no network. It
 // exports the entry points that dad looks up, under their names, keeps a record of the calls, and
 // plays streams, events and collectives on host memory, in one process with a device per rank.
 //
@@ -34,6 +34,8 @@ int Count(const std::string& call);  // by all devices
 int LiveStreams();
 int LiveEvents();
 int LiveComms();
+int LiveBlocks();   // of device memory
+int LiveHandles();  // of cuBLAS
 
 void SetDriver(bool there);
 void SetDeviceCount(int count);
