@@ -123,6 +123,20 @@ void Board::AskAgain() {
   ask_ = true;
 }
 
+void Board::Return(std::string name, std::vector<double> values) {
+  std::lock_guard lock(mutex_);
+  returned_[std::move(name)] = std::move(values);
+}
+
+std::vector<double> Board::TakeReturned(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  const auto found = returned_.find(name);
+  if (found == returned_.end()) return {};
+  std::vector<double> values = std::move(found->second);
+  returned_.erase(found);
+  return values;
+}
+
 }  // namespace dad_tensorflow
 
 // What python/dad/tensorflow/board.py calls. Text crosses as lines of fields with tabs between.
@@ -206,6 +220,12 @@ DAD_FOR_PYTHON void dad_tf_fail_board(int64_t id, const char* message) {
 
 DAD_FOR_PYTHON void dad_tf_ask_again(int64_t id) {
   if (const auto board = dad_tensorflow::FindBoard(id)) board->AskAgain();
+}
+
+DAD_FOR_PYTHON void dad_tf_return(int64_t id, const char* name, const double* values,
+                                  int64_t count) {
+  if (const auto board = dad_tensorflow::FindBoard(id))
+    board->Return(name, {values, values + count});
 }
 
 // Triples (pair, whether of the bias, value), at most `most` of them; how many.

@@ -71,12 +71,16 @@ class Board {
   PairWays Ways(int pair) const;
   std::vector<Chain> Chains() const;
   void Add(Note note);
+  // What was kept for the tensor of this name while it went another way: added to its next result,
+  // the same on all ranks. Empty if there is nothing.
+  std::vector<double> TakeReturned(const std::string& name);
 
   // For Python.
   void Set(std::vector<PairWays> ways, std::vector<Chain> chains, int64_t ask_at_step);
   void Fail(std::string message);
   std::vector<Note> TakeNotes();
   void AskAgain();
+  void Return(std::string name, std::vector<double> values);
 
  private:
   bool MustAsk() const;  // needs mutex_
@@ -86,6 +90,7 @@ class Board {
   std::vector<PairWays> ways_;
   std::vector<Chain> chains_;
   std::vector<Note> notes_;
+  std::map<std::string, std::vector<double>> returned_;
   std::string failure_;
   std::map<int64_t, std::vector<int64_t>> most_counts_;  // of each trace
   int64_t steps_ = 0;                                    // that have begun

@@ -235,6 +235,31 @@ Status MethodKernel::EmptyResult(Run* run) const {
   return allocated.ok() ? Status::Ok() : Status::InvalidArgument(std::string(allocated.message()));
 }
 
+int64_t Elements(const dad::TensorView& view) {
+  int64_t count = 1;
+  for (int64_t extent : view.shape) count *= extent;
+  return count;
+}
+
+template <typename T>
+void AddTo(Tensor* tensor, const std::vector<double>& values, double scale) {
+  auto flat = tensor->flat<T>();
+  for (int64_t i = 0; i < flat.size(); ++i) {
+    flat(i) = static_cast<T>(static_cast<double>(flat(i)) + scale * values[static_cast<size_t>(i)]);
+  }
+}
+
+void AddTo(Tensor* tensor, const std::vector<double>& values, double scale) {
+  if (tensor->NumElements() != static_cast<int64_t>(values.size())) return;
+  switch (tensor->dtype()) {
+    case tensorflow::DT_FLOAT: return AddTo<float>(tensor, values, scale);
+    case tensorflow::DT_DOUBLE: return AddTo<double>(tensor, values, scale);
+    case tensorflow::DT_HALF: return AddTo<Eigen::half>(tensor, values, scale);
+    case tensorflow::DT_BFLOAT16: return AddTo<tensorflow::bfloat16>(tensor, values, scale);
+    default: return;
+  }
+}
+
 void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   auto call = std::make_shared<Call>(context, std::move(done));
   const auto board = FindBoard(board_);
@@ -246,20 +271,20 @@ void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
           .notes = {}};
   if (const Status status = AddRequests(*board, &run); !status.ok()) return call->Fail(status);
   call->Start(std::move(run.requests), user_waits_,
-              [board, notes = std::move(run.notes)](OpKernelContext*,
-                                                    const Call::Tickets& tickets) mutable {
+              [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes)](
+                  OpKernelContext* results, const Call::Tickets& tickets) mutable {
                 for (size_t i = 0; i < tickets.size(); ++i) {
                   notes[i].value = tickets[i]->value();
                   if (notes[i].value > 0) board->Add(notes[i]);
                 }
+                for (size_t i = 0; i < names_.size(); ++i) {
+                  const std::vector<double> more = board->TakeReturned(names_[i]);
+                  if (!more.empty()) {
+                    AddTo(results->mutable_output(static_cast<int>(i)), more, loss_scale);
+                  }
+                }
                 return absl::OkStatus();
               });
-}
-
-int64_t Elements(const dad::TensorView& view) {
-  int64_t count = 1;
-  for (int64_t extent : view.shape) count *= extent;
-  return count;
 }
 
 // Pairs of weights and biases.

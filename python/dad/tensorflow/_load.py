@@ -50,6 +50,7 @@ def _functions() -> ctypes.CDLL:
     library.dad_tf_ask_again.argtypes = [int64]
     library.dad_tf_take_notes.argtypes = [int64, ctypes.POINTER(int64), int64]
     library.dad_tf_take_notes.restype = int64
+    library.dad_tf_return.argtypes = [int64, text, ctypes.POINTER(ctypes.c_double), int64]
     library.dad_tf_num_joins.restype = int64
     return library
 

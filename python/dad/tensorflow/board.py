@@ -31,8 +31,9 @@ from dad.log import log
 from dad.planned_methods import warm_up_steps
 from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
+from dad.state_bytes import from_bytes, to_bytes
 from dad.state_keeper import StateKeeper
-from dad.states import Place, saved_shares
+from dad.states import Place, add_shares, saved_shares
 from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
@@ -107,6 +108,7 @@ class Board:
         self._stream = stream
         self._traces: dict[int, Trace] = {}
         self._places: dict[tuple[str, str | None], int] = {}
+        self._wire_name = wire_name
         self._keeper = StateKeeper(process_set, stream, wire_name)
         self._steps = 0  # before the board's first one
         self._seen_steps = 0  # of the board
@@ -223,8 +225,24 @@ class Board:
         for tensor in held:
             tensor.planned = True
         self._keeper.hand_over(made.choices, held, self._place())
+        self._return_kept(held)
         self._say_what_does_not_fit(made.choices)
         self.on_plan()
+
+    def _return_kept(self, tensors: Sequence[Tensor]) -> None:
+        """What ranks have kept of tensors of which nothing is kept any more goes into this step's result."""
+        mine = {tensor.name: tensor.kept for tensor in tensors if tensor.kept is not None}
+        name = f"kept.{self._stream}"
+        all_ranks = _core.gather_bytes(name, to_bytes(mine), self.process_set.process_set_id)
+        total: dict[str, np.ndarray] = {}
+        for kept in map(from_bytes, all_ranks):
+            add_shares(total, {name: share.astype(np.float64) for name, share in kept.items()})
+        for name, share in total.items():
+            flat = np.ascontiguousarray(share.reshape(-1))
+            pointer = flat.ctypes.data_as(ctypes.POINTER(ctypes.c_double))
+            library.dad_tf_return(self.id, self._wire_name(name).encode(), pointer, flat.size)
+        for tensor in tensors:
+            tensor.kept = None
 
     def _share(self, held: list[Tensor], mine: dict[str, Observation]) -> list[dict[str, Observation]]:
         """What every rank has seen. MismatchError, on all of them, if they do not plan for the same."""

@@ -19,17 +19,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from dad.tensorflow.factor_patterns import (
+from dad.tensorflow.factor_patterns import Declined, Patterns
+from dad.tensorflow.factor_uses import (
     CONVOLUTION,
     IDENTITY,
     TRANSPOSED,
     ConvolutionUse,
-    Declined,
     IndexedUse,
     Layout,
     MatrixUse,
     Path,
-    Patterns,
     ProductUse,
     Step,
     SumUse,
