@@ -479,6 +479,10 @@ void Worker::DoAbort() {
     (void)transport_->Flush(kAbortFlush);
   }
   transport_->Close();
+  FailAll(status);
+}
+
+void Worker::FailAll(const Status& status) {
   receive_table_.Clear();
   for (auto& [id, slot] : lanes_) {
     if (slot.device) slot.device->Stop();
@@ -499,15 +503,7 @@ void Worker::BeginShutdown() {
     }
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
-  receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) {
-    if (slot.device) slot.device->Stop();
-    slot.lane->FailAll(status);
-  }
-  for (const auto& request : stager_.TakeAll()) request->Complete(status);
-  for (auto* join : {&join_, &join_after_staging_}) {
-    if (*join) std::exchange(*join, nullptr)->Complete(status);
-  }
+  FailAll(status);
 }
 
 bool Worker::ShutdownDone(Clock::time_point now) const {

@@ -84,6 +84,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void Abort(int culprit, const std::string& why);
   void DoAbort();
   void BeginShutdown();
+  void FailAll(const Status& status);  // what is open, in whatever stage
   bool ShutdownDone(Clock::time_point now) const;
   Stats CollectStats();
   void CallOnWorker(std::function<void()> call);

@@ -1,6 +1,5 @@
 """What the tests of factor methods share: layers of every type, and a comparison with the dense mean."""
 
-import contextlib
 import copy
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from util import hvd
+from util import hvd, slow_link
 
 D = 48  # layers this large are cheaper as factors, up to a dozen rows
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -138,19 +137,6 @@ def frozen(part):
 def methods():
     c = hvd().Compression
     return {"dad": c.dad(), "edad": c.edad(), "exact": c.exact()}
-
-
-@contextlib.contextmanager
-def slow_link():
-    """`exact` sees a link on which bytes count."""
-    from dad import link
-
-    rate = link._link_rate
-    link._link_rate = lambda process_set: 1e5
-    try:
-        yield
-    finally:
-        link._link_rate = rate
 
 
 def gradients(model):

@@ -1,7 +1,5 @@
 """Every method in TensorFlow: the same bytes and gradients as in torch, exactness, feedback, plans, state."""
 
-import contextlib
-
 import numpy as np
 import pytest
 
@@ -15,7 +13,7 @@ from tf_methods_util import (
     weights_of_an_mlp,
 )
 from tf_util import Lazy, hvd, launched_once, raises, tf
-from util import check_names
+from util import check_names, slow_link
 
 keras = Lazy("keras")
 torch = Lazy("torch")
@@ -121,19 +119,6 @@ def payload():
     what it travels with."""
     hvd().barrier()
     return sum(hvd().allgather_object(hvd().stats()["payload_bytes_sent"]))
-
-
-@contextlib.contextmanager
-def slow_link():
-    """`exact` sees a link on which bytes count."""
-    from dad import link
-
-    rate = link._link_rate
-    link._link_rate = lambda process_set: 1e5
-    try:
-        yield
-    finally:
-        link._link_rate = rate
 
 
 def assert_same(ours, theirs, where, tolerance):
