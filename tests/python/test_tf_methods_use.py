@@ -194,3 +194,39 @@ def check_sessions_of_tf1():
                     found = session.run(gradient, {x: data[hvd().rank()].astype(np.float32)})
                     assert data[hvd().rank()].shape[0] == rows
                     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6, err_msg=method)
+
+
+def check_eager_and_custom_steps():
+    """By a tape that is not dad's: gradients come formed in eager mode; clipped by a scalar they have factors."""
+
+    class Clipping(keras.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x):
+            return self.inner(x)
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x) - y))
+            gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, self.trainable_variables), 0.1)
+            self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
+            return {"loss": loss}
+
+    for eagerly, words in ((True, "computed eagerly"), (False, "rows of")):
+        model = Clipping(mlp_in_keras())
+        optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.05), compression="dad")
+        model.compile(optimizer, run_eagerly=eagerly)
+        model.fit(*shard(hvd().rank()), batch_size=4, epochs=1, shuffle=False, verbose=0)
+        assert_replicas_are_equal(model, words)
+        assert words in " ".join(row["why"] for row in model.optimizer.plan()), model.optimizer.plan()
+    passes = hvd().DistributedOptimizer(
+        keras.optimizers.SGD(0.05), compression="rank_dad:rank=2", backward_passes_per_step=2
+    )
+    model = mlp_in_keras()
+    model.compile(passes, loss="mse")
+    model.fit(*shard(hvd().rank()), batch_size=4, epochs=2, shuffle=False, verbose=0)
+    assert_replicas_are_equal(model, "several passes")
+    assert any("rank_dad" in row["method"] for row in model.optimizer.plan())

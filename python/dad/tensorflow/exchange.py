@@ -91,6 +91,8 @@ class MethodExchange:
             self.board.load(self.saved)
             self.saved = None
         for name, one in zip(names, found, strict=True):
+            if is_eager() and recorder is None and one.reason:
+                one.reason = "computed eagerly, by another tape than dad's"
             take_samples(one, planned_method(self._compression, name))
         work = pairs_of(names, found)
         as_rows, in_chain = self._plan(work)
