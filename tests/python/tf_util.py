@@ -48,7 +48,7 @@ def launched_once(file: str, num_ranks: int, *modules: str, **environment: str) 
     @pytest.fixture(scope="module")
     def results() -> Results:
         needs(*(modules or ("tensorflow", "keras")))
-        return launch(file, num_ranks, timeout=480, runner=__file__, **ENVIRONMENT, **environment)
+        return launch(file, num_ranks, timeout=280, runner=__file__, **ENVIRONMENT, **environment)
 
     return results
 
