@@ -64,6 +64,9 @@ def launch(
             job.terminate()
             output, _ = job.communicate()
             output += f"\nthe job was stopped after {timeout} s"
+        finally:
+            if job.poll() is None:  # pytest's own limit has ended this test
+                job.terminate()
         results = []
         for rank in range(num_ranks):
             path = Path(folder) / f"{rank}.json"
