@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -125,7 +126,7 @@ def _size(tensor, axes) -> int | tf.Tensor:
     return tf.reduce_prod(tf.gather(shape, [axis % tensor.shape.rank for axis in axes]))
 
 
-class Use:
+class Use(ABC):
     """One op's part of the gradient of a variable.
 
     `inputs` are tensors of the graph; `factors` and `gradient` take tensors in their place, so that they can
@@ -162,17 +163,21 @@ class Use:
         tensors, scalars = self._split(inputs)
         return self.path.apply(self._form(*tensors), scalars, self.shape, self.dtype)
 
+    @abstractmethod
     def num_rows(self) -> int | tf.Tensor:
-        raise NotImplementedError
+        """A number where shapes are known, else a tensor that depends on shapes only."""
 
+    @abstractmethod
     def num_samples(self) -> int | tf.Tensor:
-        raise NotImplementedError
+        """Likewise; the rows of a sample lie together."""
 
+    @abstractmethod
     def _factors(self, *tensors):
-        raise NotImplementedError
+        """factors(), without the scalars on the way."""
 
+    @abstractmethod
     def _form(self, *tensors):
-        raise NotImplementedError
+        """gradient(), as the op gives it."""
 
 
 class ProductUse(Use):
@@ -190,9 +195,9 @@ class ProductUse(Use):
         self.delta_block = block
         self.delta = self.nodes.base(self.inputs[block])
 
+    @abstractmethod
     def is_view(self, block: int) -> bool:
         """Whether a block is its operand reshaped: then sums over its rows are sums over the operand."""
-        raise NotImplementedError
 
     @property
     def variable_blocks(self) -> tuple[int, int]:
@@ -203,8 +208,9 @@ class ProductUse(Use):
         blocks = self._blocks(*tensors)
         return blocks[1 - self.d_block], blocks[self.d_block]
 
+    @abstractmethod
     def _blocks(self, *tensors):
-        raise NotImplementedError
+        """The two matrices, of the operands."""
 
 
 class MatrixUse(ProductUse):
