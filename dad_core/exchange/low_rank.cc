@@ -55,9 +55,9 @@ double MaxAbs(MatrixView<const T> x) {
 template <typename T>
 class LowRankState final : public ExchangeState {
  public:
-  LowRankState(const Settings& settings, const std::string& name, CpuLevel level)
-      : rank(settings.layer.out, settings.columns(), settings.layer.bias, Seed(name, 1)),
-        owner(settings.layer.out, settings.columns(), settings.layer.bias, Seed(name, 2)),
+  LowRankState(const Settings& settings, CpuLevel level)
+      : rank(settings.layer.out, settings.columns(), settings.layer.bias, Seed(settings, 1)),
+        owner(settings.layer.out, settings.columns(), settings.layer.bias, Seed(settings, 2)),
         level_(level) {}
 
   void Export(std::vector<StateTensor>& out) override {
@@ -83,8 +83,11 @@ class LowRankState final : public ExchangeState {
   std::vector<std::byte> bytes;
 
  private:
-  static uint64_t Seed(const std::string& name, uint64_t side) {
-    return HashCombine(HashCombine(kHashSeed, name), side);
+  // By shape, not by name: frameworks call the same layer by different names.
+  static uint64_t Seed(const Settings& settings, uint64_t side) {
+    const auto m = static_cast<uint64_t>(settings.layer.out);
+    const auto n = static_cast<uint64_t>(settings.columns());
+    return HashCombine(HashCombine(HashCombine(kHashSeed, m), n), side);
   }
   const CpuLevel level_;
 };
@@ -233,9 +236,7 @@ class LowRankExchange final : public Exchange {
   }
 
   Status FindState() {
-    auto make = [&] {
-      return std::make_shared<LowRankState<T>>(settings_, spec_.name, env_.cpu_level);
-    };
+    auto make = [&] { return std::make_shared<LowRankState<T>>(settings_, env_.cpu_level); };
     auto found = StateOf<LowRankState<T>>(spec_, env_, make);
     if (!found.ok()) return found.status();
     state_ = std::move(found).value();

@@ -11,7 +11,7 @@ namespace dad {
 namespace {
 
 // Passes over E to find directions from nothing; after that one per step keeps up.
-constexpr int kColdIterations = 3;
+constexpr int kColdIterations = 6;
 // Feedback::kRows keeps this many rows for each direction that is sent.
 constexpr int kRowsPerDirection = 4;
 
