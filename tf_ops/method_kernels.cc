@@ -78,6 +78,7 @@ struct Part {
   int indexed = 0;
   bool has_dense = false;
   bool has_bias = false;
+  bool transposed = false;  // the result, and in a chain the weight, lie as in × out
   std::vector<int64_t> begins;
 };
 
@@ -99,6 +100,7 @@ Part ParsePart(std::string_view text) {
     if (key == "indexed") part.indexed = number;
     if (key == "dense") part.has_dense = number != 0;
     if (key == "bias") part.has_bias = number != 0;
+    if (key == "transposed") part.transposed = number != 0;
     while (key == "begin" && !value.empty()) {
       part.begins.push_back(std::atoll(std::string(Next(value, ',')).c_str()));
     }
@@ -135,7 +137,11 @@ class MethodKernel : public AsyncOpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("board", &board_));
     std::vector<std::string> parts;
     OP_REQUIRES_OK(context, context->GetAttr("parts", &parts));
-    for (const std::string& text : parts) parts_.push_back(ParsePart(text));
+    for (const std::string& text : parts) {
+      parts_.push_back(ParsePart(text));
+      transposed_.push_back(parts_.back().transposed);
+      if (parts_.back().has_bias) transposed_.push_back(false);
+    }
     OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
     OP_REQUIRES_OK(context, context->GetAttr("dtypes", &dtypes_));
     std::vector<tensorflow::PartialTensorShape> shapes;
@@ -201,6 +207,7 @@ class MethodKernel : public AsyncOpKernel {
   int64_t board_ = 0;
   std::vector<Part> parts_;
   std::vector<std::string> names_;
+  std::vector<bool> transposed_;  // of each result
   tensorflow::DataTypeVector dtypes_;
   std::vector<tensorflow::TensorShape> shapes_;
   Request prototype_;
@@ -241,21 +248,26 @@ int64_t Elements(const dad::TensorView& view) {
   return count;
 }
 
+// The values are in the order of the wire: a result that is transposed is cols × rows.
 template <typename T>
-void AddTo(Tensor* tensor, const std::vector<double>& values, double scale) {
+void AddTo(Tensor* tensor, const std::vector<double>& values, double scale, bool transposed) {
   auto flat = tensor->flat<T>();
+  const int64_t rows = transposed ? tensor->dim_size(1) : 1;
+  const int64_t cols = transposed ? tensor->dim_size(0) : flat.size();
   for (int64_t i = 0; i < flat.size(); ++i) {
-    flat(i) = static_cast<T>(static_cast<double>(flat(i)) + scale * values[static_cast<size_t>(i)]);
+    T& to = flat(i % cols * rows + i / cols);
+    to = static_cast<T>(static_cast<double>(to) + scale * values[static_cast<size_t>(i)]);
   }
 }
 
-void AddTo(Tensor* tensor, const std::vector<double>& values, double scale) {
+void AddTo(Tensor* tensor, const std::vector<double>& values, double scale, bool transposed) {
   if (tensor->NumElements() != static_cast<int64_t>(values.size())) return;
   switch (tensor->dtype()) {
-    case tensorflow::DT_FLOAT: return AddTo<float>(tensor, values, scale);
-    case tensorflow::DT_DOUBLE: return AddTo<double>(tensor, values, scale);
-    case tensorflow::DT_HALF: return AddTo<Eigen::half>(tensor, values, scale);
-    case tensorflow::DT_BFLOAT16: return AddTo<tensorflow::bfloat16>(tensor, values, scale);
+    case tensorflow::DT_FLOAT: return AddTo<float>(tensor, values, scale, transposed);
+    case tensorflow::DT_DOUBLE: return AddTo<double>(tensor, values, scale, transposed);
+    case tensorflow::DT_HALF: return AddTo<Eigen::half>(tensor, values, scale, transposed);
+    case tensorflow::DT_BFLOAT16:
+      return AddTo<tensorflow::bfloat16>(tensor, values, scale, transposed);
     default: return;
   }
 }
@@ -280,7 +292,8 @@ void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
                 for (size_t i = 0; i < names_.size(); ++i) {
                   const std::vector<double> more = board->TakeReturned(names_[i]);
                   if (!more.empty()) {
-                    AddTo(results->mutable_output(static_cast<int>(i)), more, loss_scale);
+                    AddTo(results->mutable_output(static_cast<int>(i)), more, loss_scale,
+                          transposed_[i]);
                   }
                 }
                 return absl::OkStatus();
@@ -382,6 +395,7 @@ Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const
   Contribution mine;
   if (dense != nullptr) layer.dense = ViewOf(*dense);
   layer.output = result.value();
+  layer.transposed = part.transposed;
   int64_t elements = Elements(layer.output);
   if (rides) {
     layer.output_bias = bias_result;
@@ -436,6 +450,7 @@ Status ExchangeChain::AddRequests(const Board& board, Run* run) const {
     if (segment.a.shape[0] > 0) one.layer.rows.push_back(std::move(segment));
     one.layer.weight = ViewOf(run->NextInput());
     if (part.has_bias) one.layer.bias = ViewOf(run->NextInput());
+    one.layer.transposed = part.transposed;
     one.has_bias = part.has_bias;
     one.output = output;
     output += part.has_bias ? 2 : 1;

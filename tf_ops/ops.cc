@@ -159,10 +159,11 @@ absl::Status GivenShapes(InferenceContext* c) {
 }
 
 // Pairs of a weight and a bias by the methods that the plan has for them.
-//   parts   what comes of each pair: "pair=0;rows=1;indexed=0;dense=0;bias=1;begin=0": its place in
-//           the plan; how many (A, D) and (index, rows); whether a formed part of the weight's
-//           gradient comes, as out x columns; whether there is a bias, of which the gradient comes;
-//           where the D of each (A, D) begin among the outputs
+//   parts   what comes of each pair: "pair=0;rows=1;indexed=0;dense=0;bias=1;begin=0;transposed=1":
+//           its place in the plan; how many (A, D) and (index, rows); whether a formed part of the
+//           weight's gradient comes, as out x columns; whether there is a bias, of which the
+//           gradient comes; where the D of each (A, D) begin among the outputs; whether the result
+//           is wanted as columns x out
 //   names   of each pair: the weight's, and the bias's if there is one
 // Results: of each pair the weight's gradient, and the bias's.
 REGISTER_OP("DadExchange")
@@ -186,7 +187,7 @@ REGISTER_OP("DadExchange")
     .SetShapeFn(GivenShapes);
 
 // Layers of which each one's delta follows from that of the next, by the chains that the plan makes
-// of them. Of each comes A, D, the number of samples, its weight as out x columns and its bias, if
+// of them. Of each comes A, D, the number of samples, its weight as the result is wanted, and its bias, if
 // there is one. The results of those that are in no chain are empty.
 REGISTER_OP("DadExchangeChain")
     .Attr("board: int")

@@ -8,6 +8,7 @@
 
 #include "exchange/activation.h"
 #include "exchange/by_method.h"
+#include "exchange/layer_result.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "linalg/products.h"
@@ -370,21 +371,26 @@ class FactorExchange final : public Exchange {
       return Malformed(group_.rank, "or got parts of a layer of a chain");
     }
     const bool own_gradient = !layers_[l].pass;
+    const int64_t out = layers_[l].out;
+    const int64_t in = layers_[l].in;
+    const LayerInput& mine = step_.mine->layers[l];
+    // One block that covers W writes it; otherwise parts are added up.
+    const bool covers = blocks.size() == 1 && blocks[0].out_count == out;
+    // The product may as well be written as in × out; what is added to it may not.
+    const bool turned =
+        mine.transposed && covers && pieces_[l].indexed.empty() && pieces_[l].dense.empty();
     T* weight = nullptr;
     T* bias = nullptr;
-    const LayerInput& mine = step_.mine->layers[l];
     if (own_gradient) {
-      weight = Target(mine.output, layers_[l].out * layers_[l].in, converted_);
-      if (layers_[l].bias) bias = Target(mine.output_bias, layers_[l].out, converted_bias_);
+      weight = result_.Take(mine.output, out * in, turned == mine.transposed);
+      if (layers_[l].bias) bias = bias_result_.Take(mine.output_bias, out);
     }
     const T factor = static_cast<T>(spec_.prescale * spec_.postscale /
                                     (spec_.op == ReduceOp::kAverage ? group_.size : 1));
-    const MatrixView<T> gradient = ViewOf(weight, layers_[l].out, layers_[l].in);
-    // One block that covers W writes it; otherwise parts are added up.
-    const bool covers = blocks.size() == 1 && blocks[0].out_count == layers_[l].out;
+    const MatrixView<T> gradient = ViewOf(weight, out, in);
     if (own_gradient && !covers) {
-      std::fill_n(weight, layers_[l].out * layers_[l].in, T(0));
-      if (bias != nullptr) std::fill_n(bias, layers_[l].out, T(0));
+      std::fill_n(weight, out * in, T(0));
+      if (bias != nullptr) std::fill_n(bias, out, T(0));
     }
     for (Block& block : blocks) {
       Result<std::pair<MatrixView<T>, MatrixView<T>>> stacked = Stack(l, block);
@@ -392,21 +398,19 @@ class FactorExchange final : public Exchange {
       const auto [a, d] = stacked.value();
       if (!own_gradient) continue;
       const T beta = covers ? T(0) : T(1);
-      AddOuter<T>(level_, factor, d, a, beta, gradient.Rows(block.out_begin, block.out_count));
+      if (turned) {
+        AddOuter<T>(level_, factor, a, d, beta, ViewOf(weight, in, out));
+      } else {
+        AddOuter<T>(level_, factor, d, a, beta, gradient.Rows(block.out_begin, block.out_count));
+      }
       if (bias != nullptr) ColumnSums<T>(level_, factor, d, beta, bias + block.out_begin);
     }
     if (!own_gradient) return Status::Ok();
     DAD_RETURN_IF_ERROR(AddIndexed(l, factor, gradient));
     DAD_RETURN_IF_ERROR(AddDense(l, factor, gradient, bias));
-    if (mine.output.data != weight) ConvertFrom(weight, mine.output);
-    if (bias != nullptr && mine.output_bias.data != bias) ConvertFrom(bias, mine.output_bias);
+    result_.Deliver(out, in);
+    if (bias != nullptr) bias_result_.Deliver();
     return Status::Ok();
-  }
-
-  // The output itself where it has our type.
-  static T* Target(const TensorView& output, int64_t count, Scratch<T>& scratch) {
-    const bool same = output.dtype == (sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32);
-    return same ? static_cast<T*>(output.data) : scratch.Take(count);
   }
 
   std::vector<Block> Blocks(size_t l) {
@@ -487,7 +491,11 @@ class FactorExchange final : public Exchange {
     const MatrixView<T> run = d.Rows(piece.row_begin, rows);
     const MatrixView<T> d_above =
         ViewOf(d_[l + 1].Take(0) + above.row_begin * upper.out, rows, upper.out);
-    Multiply<T>(level_, d_above, Weight(l + 1), run);
+    if (step_.mine->layers[l + 1].transposed) {
+      MultiplyTransposed<T>(level_, d_above, Weight(l + 1), run);
+    } else {
+      Multiply<T>(level_, d_above, Weight(l + 1), run);
+    }
     const int64_t count = rows * shape.out;
     if (upper.pass) {
       // Bits are padded to bytes for each piece.
@@ -505,7 +513,11 @@ class FactorExchange final : public Exchange {
     } else {
       const MatrixView<T> a = ViewOf(a_[l].Take(0) + piece.row_begin * shape.in, rows, shape.in);
       const MatrixView<T> h = ViewOf(h_.Take(count), rows, shape.out);
-      MultiplyTransposed<T>(level_, a, Weight(l), h);
+      if (step_.mine->layers[l].transposed) {
+        Multiply<T>(level_, a, Weight(l), h);
+      } else {
+        MultiplyTransposed<T>(level_, a, Weight(l), h);
+      }
       if (shape.bias) {
         std::vector<T> bias(static_cast<size_t>(shape.out));
         ConvertTo(step_.mine->layers[l].bias, bias.data());
@@ -517,15 +529,16 @@ class FactorExchange final : public Exchange {
     }
   }
 
+  // As it lies: out × in, or in × out.
   MatrixView<const T> Weight(size_t l) {
     const TensorView& weight = step_.mine->layers[l].weight;
-    const LayerShape& shape = layers_[l];
-    if (weight.dtype == (sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32)) {
-      return ViewOf(static_cast<const T*>(weight.data), shape.out, shape.in);
-    }
-    T* wide = weight_.Take(shape.out * shape.in);
+    const bool transposed = step_.mine->layers[l].transposed;
+    const int64_t rows = transposed ? layers_[l].in : layers_[l].out;
+    const int64_t cols = transposed ? layers_[l].out : layers_[l].in;
+    if (weight.dtype == DTypeOf<T>()) return ViewOf(static_cast<const T*>(weight.data), rows, cols);
+    T* wide = weight_.Take(rows * cols);
     ConvertTo(weight, wide);
-    return ViewOf(static_cast<const T*>(wide), shape.out, shape.in);
+    return ViewOf(static_cast<const T*>(wide), rows, cols);
   }
 
   Status AddIndexed(size_t l, T factor, MatrixView<T> gradient) {
@@ -585,8 +598,8 @@ class FactorExchange final : public Exchange {
   std::vector<Scratch<T>> d_;
   Scratch<T> h_;
   Scratch<T> weight_;
-  Scratch<T> converted_;
-  Scratch<T> converted_bias_;
+  LayerResult<T> result_;
+  LayerResult<T> bias_result_;
 };
 
 Status CheckChain(const TensorSpec& spec, const std::vector<LayerShape>& layers) {

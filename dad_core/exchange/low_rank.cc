@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exchange/by_method.h"
+#include "exchange/layer_result.h"
 #include "exchange/low_rank_state.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
@@ -483,29 +484,25 @@ class LowRankExchange final : public Exchange {
   void WriteOutput() {
     const LayerInput& layer = step_.mine->layers[0];
     const int64_t in = settings_.layer.in;
-    const bool same = layer.output.dtype == DTypeOf<T>();
-    std::vector<T> wide;
-    std::vector<T> wide_bias;
-    T* weight = static_cast<T*>(layer.output.data);
-    T* bias = settings_.layer.bias ? static_cast<T*>(layer.output_bias.data) : nullptr;
-    if (!same) {
-      wide.resize(static_cast<size_t>(m() * in));
-      wide_bias.resize(static_cast<size_t>(settings_.layer.bias ? m() : 0));
-      weight = wide.data();
-      bias = settings_.layer.bias ? wide_bias.data() : nullptr;
-    }
+    T* weight = weight_.Take(layer.output, m() * in);
+    T* bias = settings_.layer.bias ? bias_.Take(layer.output_bias, m()) : nullptr;
+    const T scale = static_cast<T>(
+        spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0));
+    const MatrixView<const T> ut = result_.Ut(m());
+    const MatrixView<const T> vt = result_.Vt(columns());
     if (any_not_finite_) {
       std::fill_n(weight, m() * in, std::numeric_limits<T>::quiet_NaN());
       if (bias != nullptr) std::fill_n(bias, m(), std::numeric_limits<T>::quiet_NaN());
+    } else if (layer.transposed) {
+      AddOuter<T>(env_.cpu_level, scale, vt.Cols(0, in), ut, T(0), ViewOf(weight, in, m()));
+      if (bias != nullptr) {
+        AddOuter<T>(env_.cpu_level, scale, vt.Cols(in, 1), ut, T(0), ViewOf(bias, 1, m()));
+      }
     } else {
-      const T scale = static_cast<T>(
-          spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0));
-      ExpandFactors<T>(env_.cpu_level, scale, result_.Ut(m()), result_.Vt(columns()), T(0),
-                       ViewOf(weight, m(), in), bias);
+      ExpandFactors<T>(env_.cpu_level, scale, ut, vt, T(0), ViewOf(weight, m(), in), bias);
     }
-    if (same) return;
-    ConvertFrom(wide.data(), layer.output);
-    if (bias != nullptr) ConvertFrom(wide_bias.data(), layer.output_bias);
+    weight_.Deliver();
+    if (bias != nullptr) bias_.Deliver();
   }
 
   const TensorSpec spec_;
@@ -518,6 +515,8 @@ class LowRankExchange final : public Exchange {
   std::deque<std::vector<T>> converted_;
   std::vector<std::byte> from_owner_;
   SentFactors<T> result_;  // what every rank applies
+  LayerResult<T> weight_;
+  LayerResult<T> bias_;
   bool any_not_finite_ = false;
   bool any_replan_ = false;
 };

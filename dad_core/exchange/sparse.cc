@@ -14,6 +14,7 @@
 #include "codec/topk.h"
 #include "codec/vgc.h"
 #include "exchange/by_method.h"
+#include "exchange/layer_result.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/sparse_settings.h"
@@ -81,8 +82,13 @@ class SparseExchange final : public Exchange {
     }
     if (step_.mine == nullptr) return Status::Ok();
     const LayerInput& layer = step_.mine->layers[0];
-    T* weight = SumFor(layer.output, settings_.weight_count(), 0);
-    T* bias = settings_.layer.bias ? SumFor(layer.output_bias, settings_.layer.out, 1) : nullptr;
+    T* weight = weight_.Take(layer.output, settings_.weight_count(), !layer.transposed);
+    std::fill_n(weight, settings_.weight_count(), T(0));
+    T* bias = nullptr;
+    if (settings_.layer.bias) {
+      bias = bias_.Take(layer.output_bias, settings_.layer.out);
+      std::fill_n(bias, settings_.layer.out, T(0));
+    }
     added_ = 0;
     for (int r = 0; r < group_.size; ++r) {
       if (group_.Joined(r)) continue;
@@ -94,9 +100,12 @@ class SparseExchange final : public Exchange {
 
   Status Finish() override {
     if (step_.mine == nullptr) return Status::Ok();
-    const LayerInput& layer = step_.mine->layers[0];
-    WriteResult(layer.output, settings_.weight_count(), 0);
-    if (settings_.layer.bias) WriteResult(layer.output_bias, settings_.layer.out, 1);
+    Scale(weight_.values(), settings_.weight_count());
+    weight_.Deliver(settings_.layer.out, settings_.layer.in);
+    if (settings_.layer.bias) {
+      Scale(bias_.values(), settings_.layer.out);
+      bias_.Deliver();
+    }
     if (step_.report != nullptr) {
       step_.report->replan = any_replan_;
       step_.report->too_large = any_too_large_;
@@ -107,7 +116,8 @@ class SparseExchange final : public Exchange {
     }
     if (not_finite_rank_ < 0) Commit();
     next_.Release();
-    for (std::vector<T>& sum : sums_) sum = {};
+    weight_.Release();
+    bias_.Release();
     return Status::Ok();
   }
 
@@ -463,17 +473,6 @@ class SparseExchange final : public Exchange {
 
   // ---- the sum of all shares
 
-  // Where a tensor's sum is formed: in the output itself, if it has our type.
-  T* SumFor(const TensorView& output, int64_t count, size_t number) {
-    T* sum = static_cast<T*>(output.data);
-    if (output.dtype != DTypeOf<T>()) {
-      sums_[number].resize(static_cast<size_t>(count));
-      sum = sums_[number].data();
-    }
-    if (count > 0) std::memset(sum, 0, static_cast<size_t>(count) * sizeof(T));
-    return sum;
-  }
-
   Status AddShare(int rank, ByteSpan share, T* weight, T* bias) {
     ByteReader in(share);
     const auto flags = in.Value<uint8_t>();
@@ -499,19 +498,16 @@ class SparseExchange final : public Exchange {
                                    " sent a malformed share: " + what);
   }
 
-  void WriteResult(const TensorView& output, int64_t count, size_t number) {
-    const bool direct = output.dtype == DTypeOf<T>();
-    T* sum = direct ? static_cast<T*>(output.data) : sums_[number].data();
+  // From the sum to what is applied.
+  void Scale(T* sum, int64_t count) const {
     if (not_finite_rank_ >= 0) {
       std::fill_n(sum, count, std::numeric_limits<T>::quiet_NaN());
-    } else {
-      const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
-      const T factor = static_cast<T>(spec_.postscale);
-      if (divisor != T(1) || factor != T(1)) {
-        for (int64_t i = 0; i < count; ++i) sum[i] = sum[i] / divisor * factor;
-      }
+      return;
     }
-    if (!direct) ConvertFrom(sum, output);
+    const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
+    const T factor = static_cast<T>(spec_.postscale);
+    if (divisor == T(1) && factor == T(1)) return;
+    for (int64_t i = 0; i < count; ++i) sum[i] = sum[i] / divisor * factor;
   }
 
   // The step is over and good: what it has made takes the place of what there was.
@@ -537,7 +533,8 @@ class SparseExchange final : public Exchange {
   const T* plain_ = nullptr;  // the gradient, where it comes formed and whole
   const T* plain_square_ = nullptr;
   T plain_scale_ = 1;
-  std::array<std::vector<T>, 2> sums_;
+  LayerResult<T> weight_;
+  LayerResult<T> bias_;
   int64_t added_ = 0;
   int not_finite_rank_ = -1;
   bool any_replan_ = false;

@@ -34,9 +34,7 @@ void Scale(T beta, MatrixView<T> c) {
 template <typename T>
 std::vector<T> Transposed(MatrixView<const T> x) {
   std::vector<T> out(static_cast<size_t>(x.rows * x.cols));
-  for (int64_t i = 0; i < x.rows; ++i) {
-    for (int64_t j = 0; j < x.cols; ++j) out[static_cast<size_t>(j * x.rows + i)] = x.row(i)[j];
-  }
+  Transpose<T>(x, ViewOf(out.data(), x.cols, x.rows));
   return out;
 }
 
@@ -116,6 +114,22 @@ void ColumnSums(CpuLevel level, std::type_identity_t<T> alpha, ConstMatrix<T> d,
 }
 
 template <typename T>
+void Transpose(ConstMatrix<T> x, MatrixView<T> c) {
+  // In squares that both sides keep in cache: whole rows would touch a line per element.
+  constexpr int64_t kSide = 32;
+  for (int64_t i0 = 0; i0 < x.rows; i0 += kSide) {
+    const int64_t i1 = std::min(i0 + kSide, x.rows);
+    for (int64_t j0 = 0; j0 < x.cols; j0 += kSide) {
+      const int64_t j1 = std::min(j0 + kSide, x.cols);
+      for (int64_t j = j0; j < j1; ++j) {
+        T* out = c.row(j);
+        for (int64_t i = i0; i < i1; ++i) out[i] = x.row(i)[j];
+      }
+    }
+  }
+}
+
+template <typename T>
 bool AllFinite(MatrixView<T> x) {
   for (int64_t i = 0; i < x.rows; ++i) {
     // x - x is 0, or NaN if x is not finite; a sum of those has no branch.
@@ -136,6 +150,7 @@ bool AllFinite(MatrixView<T> x) {
   template void ExpandFactors<T>(CpuLevel, T, ConstMatrix<T>, ConstMatrix<T>, T, MatrixView<T>, \
                                  T*);                                                           \
   template void ColumnSums<T>(CpuLevel, T, ConstMatrix<T>, T, T*);                              \
+  template void Transpose<T>(ConstMatrix<T>, MatrixView<T>);                                    \
   template bool AllFinite<T>(MatrixView<T>);                                                    \
   template bool AllFinite<const T>(MatrixView<const T>)
 DAD_INSTANTIATE(float);

@@ -42,6 +42,10 @@ template <typename T>
 void ColumnSums(CpuLevel level, std::type_identity_t<T> alpha, ConstMatrix<T> d,
                 std::type_identity_t<T> beta, T* out);
 
+// c = xᵀ.
+template <typename T>
+void Transpose(ConstMatrix<T> x, MatrixView<T> c);
+
 // Whether there is neither infinity nor NaN.
 template <typename T>
 bool AllFinite(MatrixView<T> x);

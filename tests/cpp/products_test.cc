@@ -172,6 +172,20 @@ TYPED_TEST(ProductsTest, ColumnSumsAddUpTheRows) {
   }
 }
 
+TYPED_TEST(ProductsTest, TransposeTurnsAnyShapeAndStride) {
+  using T = TypeParam;
+  using Size = std::pair<int64_t, int64_t>;
+  for (const auto& [rows, cols] : {Size{0, 3}, {1, 1}, {1, 40}, {33, 31}, {64, 65}, {7, 200}}) {
+    const auto x = Matrix<T>::Random(rows, cols, 17, 3);
+    Matrix<T> c(cols, rows, 5);
+    Transpose(x.View(), c.View());
+    for (int64_t i = 0; i < rows; ++i) {
+      for (int64_t j = 0; j < cols; ++j) ASSERT_EQ(c.at(j, i), x.at(i, j));
+    }
+    EXPECT_TRUE(c.GapsAreIntact());
+  }
+}
+
 TYPED_TEST(ProductsTest, AllFiniteSeesEveryInfinityAndNaN) {
   using T = TypeParam;
   for (const int64_t cols : {1, 7, 33}) {

@@ -59,6 +59,9 @@ struct LayerInput {
   // Chains: the layer's parameters, to derive the D of the layer below.
   TensorView weight;
   TensorView bias;
+  // Whether `output` and `weight` lie in memory as in × out, as Keras has its kernels; everything
+  // else is as for the matrix out × in.
+  bool transposed = false;
 };
 
 // One tensor of a request on this rank.

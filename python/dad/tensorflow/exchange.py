@@ -4,8 +4,9 @@ In a graph a variable whose gradient has factors gets both ways, with a switch i
 step sets: of the other way nothing runs, not even the product that forms the gradient. In eager mode the
 plan is asked first, and one op sends everything.
 
-Tensors travel in the order that torch has: a kernel of Keras is transposed on its way. So both
-frameworks put the same bytes on the wire.
+Tensors travel in the order that torch has, so that both frameworks put the same bytes on the wire: a kernel
+of Keras that comes formed is transposed on its way. By factors nothing is: the exchange writes the gradient
+as it lies.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dad.planner import Link
 from dad.process_sets import ProcessSet
 from dad.tensorflow._load import lib
 from dad.tensorflow.board import Board, Pair, Tensor
+from dad.tensorflow.factor_uses import Layout
 from dad.tensorflow.factors import Found, Recorder, find
 from dad.tensorflow.graph import is_eager, plain, run_any_time
 from dad.tensorflow.ops import resource
@@ -109,7 +111,7 @@ class MethodExchange:
                     results.update({i: by_chain[i] for one in mine for i in one.members})
             single = [k for k in range(len(work)) if not chained[k]]
             results.update(call.send([work[k] for k in single], [bool(rows[k]) for k in single]))
-            return call.gather(results, work)
+            return call.gather(results)
         results = {}
         by_chain = {}
         for run in runs:
@@ -122,7 +124,7 @@ class MethodExchange:
                 results.update(call.switched(one, as_rows[k]))
             else:
                 results.update(call.send([one], [False]))
-        return call.gather(results, work)
+        return call.gather(results)
 
     def _runs(self, work: Sequence[Work]) -> list[list[int]]:
         """Layers, from the lowest up, each of which is linked to the next."""
@@ -247,16 +249,12 @@ class _Call:
         self._as_rows = as_rows
         self._loss_scale = loss_scale
 
-    def gather(self, results: dict[int, tf.Tensor], work: Sequence[Work]) -> list[tf.Tensor]:
-        """The results, in the order and the shape of the variables."""
-        layouts = {one.weight: one.found.layout for one in work}
-        return [
-            layouts[i].from_wire(results[i]) if i in layouts else tf.reshape(results[i], variable.shape)
-            for i, variable in enumerate(self._variables)
-        ]
+    def gather(self, results: dict[int, tf.Tensor]) -> list[tf.Tensor]:
+        """The results, in the shape of the variables."""
+        return [tf.reshape(results[i], variable.shape) for i, variable in enumerate(self._variables)]
 
     def send(self, work: Sequence[Work], as_rows: Sequence[bool]) -> dict[int, tf.Tensor]:
-        """One op for these pairs; the results as the wire has them."""
+        """One op for these pairs."""
         parts, tensors = [], []
         for one, by_rows in zip(work, as_rows, strict=True):
             inputs = [use.inputs for use in one.found.uses]
@@ -265,24 +263,27 @@ class _Call:
                 if by_rows
                 else ("rows=0;indexed=0;dense=1", [self._formed(one)])
             )
-            parts.append(self._part(one, text))
+            parts.append(self._part(one, text, by_rows))
             tensors += [*given, *self._bias(one)]
-        return self._op(work, parts, tensors)
+        results = self._op(work, parts, tensors, as_rows)
+        for one, by_rows in zip(work, as_rows, strict=True):
+            results[one.weight] = _in_order(one, by_rows, results[one.weight])
+        return results
 
     def chain(self, run: Sequence[Work], any_chain: tf.Tensor | None = None) -> dict[int, tf.Tensor]:
-        """One op for layers that are linked; results of those that are in no chain are empty. In a graph it
-        runs only if some are."""
+        """One op for layers that are linked, which are products; results of those that are in no chain are
+        empty. In a graph it runs only if some are."""
         tensors: list[Any] = []
         for one in run:
             inputs: Any = one.found.uses[0].inputs
-            values = [one.found.layout.to_wire(self._variables[one.weight].read_value())]
+            values = [_as_it_lies(one.found.layout, self._variables[one.weight].read_value())]
             if one.bias is not None:
                 values.append(tf.reshape(self._variables[one.bias].read_value(), [-1]))
             if any_chain is not None:
                 inputs, values = (_when(any_chain, part) for part in (inputs, values))
             tensors += [*self._rows(one, [inputs], None)[1], *values]
-        parts = [self._part(one, "rows=1;indexed=0;dense=0") for one in run]
-        return self._op(run, parts, tensors, lib.dad_exchange_chain)
+        parts = [self._part(one, "rows=1;indexed=0;dense=0", True) for one in run]
+        return self._op(run, parts, tensors, [True] * len(run), lib.dad_exchange_chain)
 
     def switched(
         self,
@@ -313,9 +314,13 @@ class _Call:
                 dense = one.found.layout.to_wire(tf.add_n(formed) if len(formed) > 1 else formed[0])
                 text = "rows=0;indexed=0;dense=1"
                 given = [dense if my_rest is None else dense + my_rest]
-            ways.append(self._op([one], [self._part(one, text)], [*given, *mine]))
+            way = self._op([one], [self._part(one, text, by_rows)], [*given, *mine], [by_rows])
+            way[one.weight] = _in_order(one, by_rows, way[one.weight])
+            ways.append(way)
         if in_chain is not None:
-            ways.append({i: _when(in_chain, [by_chain[i]])[0] for i in one.members})
+            chained = {i: _when(in_chain, [by_chain[i]])[0] for i in one.members}
+            chained[one.weight] = tf.reshape(chained[one.weight], one.found.layout.shape)
+            ways.append(chained)
         results = {}
         for i in one.members:
             merged = tf.raw_ops.Merge(inputs=[way[i] for way in ways]).output
@@ -323,8 +328,9 @@ class _Call:
             results[i] = merged
         return results
 
-    def _part(self, one: Work, text: str) -> str:
-        return f"pair={one.place};{text};bias={int(one.bias is not None)}"
+    def _part(self, one: Work, text: str, by_rows: bool) -> str:
+        transposed = by_rows and one.found.layout.is_transposed
+        return f"pair={one.place};{text};bias={int(one.bias is not None)};transposed={int(transposed)}"
 
     def _rows(self, one: Work, inputs: Sequence[Any], rest: tf.Tensor | None) -> tuple[str, list[Any]]:
         rows, indexed, begins = [], [], []
@@ -347,13 +353,20 @@ class _Call:
         return [] if one.bias is None else [tf.reshape(self._gradients[one.bias], [-1])]
 
     def _op(
-        self, work: Sequence[Work], parts: list[str], tensors: list[Any], op: Any = lib.dad_exchange
+        self,
+        work: Sequence[Work],
+        parts: list[str],
+        tensors: list[Any],
+        as_rows: Sequence[bool],
+        op: Any = lib.dad_exchange,
     ) -> dict[int, tf.Tensor]:
         exchange = self._exchange
         members = [i for one in work for i in one.members]
         shapes = []
-        for one in work:
-            shapes.append([one.found.layout.out, one.found.layout.columns])
+        for one, by_rows in zip(work, as_rows, strict=True):
+            layout = one.found.layout
+            shape = [layout.out, layout.columns]
+            shapes.append(shape[::-1] if by_rows and layout.is_transposed else shape)
             if one.bias is not None:
                 shapes.append([math.prod(self._variables[one.bias].shape)])
         before, after = exchange._scales
@@ -375,6 +388,17 @@ class _Call:
         )
         run_any_time(results)
         return dict(zip(members, results, strict=True))
+
+
+def _as_it_lies(layout: Layout, variable: tf.Tensor) -> tf.Tensor:
+    """The matrix of a product's variable: as the wire has it, or transposed."""
+    return tf.reshape(variable, [layout.columns, layout.out] if layout.is_transposed else [layout.out, layout.columns])
+
+
+def _in_order(one: Work, by_rows: bool, result: tf.Tensor) -> tf.Tensor:
+    """The result of an exchange as the variable has it."""
+    layout = one.found.layout
+    return tf.reshape(result, layout.shape) if by_rows and layout.is_transposed else layout.from_wire(result)
 
 
 def _when(condition: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
