@@ -187,8 +187,8 @@ REGISTER_OP("DadExchange")
     .SetShapeFn(GivenShapes);
 
 // Layers of which each one's delta follows from that of the next, by the chains that the plan makes
-// of them. Of each comes A, D, the number of samples, its weight as the result is wanted, and its bias, if
-// there is one. The results of those that are in no chain are empty.
+// of them. Of each comes A, D, the number of samples, its weight as the result is wanted, and its
+// bias, if there is one. The results of those that are in no chain are empty.
 REGISTER_OP("DadExchangeChain")
     .Attr("board: int")
     .Attr("parts: list(string) >= 1")

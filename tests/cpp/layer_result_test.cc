@@ -1,5 +1,5 @@
-// A layer whose output and weight lie as in × out gets what one out × in gets, by every exchange that
-// takes layers.
+// A layer whose output and weight lie as in × out gets what one out × in gets, by every exchange
+// that takes layers.
 #include "exchange/layer_result.h"
 
 #include "exchange_harness.h"
