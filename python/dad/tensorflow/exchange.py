@@ -392,7 +392,8 @@ class _Call:
 
 def _as_it_lies(layout: Layout, variable: tf.Tensor) -> tf.Tensor:
     """The matrix of a product's variable: as the wire has it, or transposed."""
-    return tf.reshape(variable, [layout.columns, layout.out] if layout.is_transposed else [layout.out, layout.columns])
+    shape = [layout.out, layout.columns]
+    return tf.reshape(variable, shape[::-1] if layout.is_transposed else shape)
 
 
 def _in_order(one: Work, by_rows: bool, result: tf.Tensor) -> tf.Tensor:
