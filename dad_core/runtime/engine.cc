@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "runtime/hierarchical_engine.h"
 #include "runtime/request_state.h"
 #include "runtime/solo.h"
 #include "runtime/start_up.h"
@@ -131,7 +132,7 @@ Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, cons
     DAD_RETURN_IF_ERROR(Validate(request, world.rank, {}, world.size));
     std::sort(ranks.begin(), ranks.end());
   }
-  Result<StartUp> start = AgreeOnStart(*transport, options, process_sets);
+  Result<StartUp> start = AgreeOnStart(*transport, options, world.hostname, process_sets);
   if (!start.ok()) return start.status();
   auto engine = std::make_unique<EngineImpl>(std::move(transport), world, start.value(),
                                              std::move(process_sets), std::move(why_staged));
@@ -140,7 +141,12 @@ Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, cons
     DAD_RETURN_IF_ERROR(
         engine->StartTimeline(options.timeline + suffix, options.timeline_mark_cycles));
   }
-  return std::unique_ptr<Engine>(std::move(engine));
+  HostPlan hosts = PlanHosts(start.value().hostnames);
+  const bool levels = hosts.hosts.size() > 1 && hosts.hosts.size() < start.value().hostnames.size();
+  if (!start.value().options.hierarchical_allreduce || !levels) {
+    return std::unique_ptr<Engine>(std::move(engine));
+  }
+  return MakeHierarchicalEngine(std::move(engine), std::move(hosts));
 }
 
 }  // namespace

@@ -1,9 +1,17 @@
 #include "dad/hierarchy.h"
 
 #include <algorithm>
+#include <array>
 #include <condition_variable>
+#include <cstdlib>
+#include <deque>
 #include <mutex>
+#include <string_view>
 #include <utility>
+
+#include "exchange/form_gradient.h"
+#include "exchange/method.h"
+#include "util/aligned_buffer.h"
 
 namespace dad {
 namespace {
@@ -18,31 +26,89 @@ struct Piece {
   TensorView output;
 };
 
-Result<std::vector<Piece>> PiecesOf(const Request& request) {
+// Gradients that were formed here: a host's sum has no rows.
+class Formed {
+ public:
+  Status Form(const Request& request, const LayerShape& shape, LayerInput& layer) {
+    const bool on_host = layer.output.device == DeviceType::kCpu;
+    if (!on_host || layer.dense_square.data != nullptr) {
+      return Wrong(request, on_host ? "samples cannot be added up inside a host"
+                                    : "rows on a device cannot be added up inside a host");
+    }
+    LayerInput formed;
+    formed.output = layer.output;
+    formed.output_bias = layer.output_bias;
+    formed.transposed = layer.transposed;
+    formed.dense = New(layer.output);
+    if (shape.bias) formed.dense_bias = New(layer.output_bias);
+    FormGradient(shape, layer, formed.dense, formed.dense_bias);
+    layer = std::move(formed);
+    return Status::Ok();
+  }
+
+ private:
+  TensorView New(const TensorView& like) {
+    TensorView view = like;
+    view.data = memory_.emplace_back(like.num_bytes()).data();
+    return view;
+  }
+  std::deque<AlignedBuffer> memory_;
+};
+
+bool HasRows(const LayerInput& layer) {
+  return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr ||
+         layer.dense_square.data != nullptr;
+}
+
+// Leaves the request's layers with nothing but a dense part.
+Result<std::vector<Piece>> PiecesOf(Request& request) {
   if (request.kind != OpKind::kAllReduce ||
       (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage)) {
     return Wrong(request, "only sums and averages go from host to host");
   }
   if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
+  const Result<MethodText> method = MethodText::Parse(request.method);
+  if (!method.ok()) return method.status();
+  std::shared_ptr<Formed> formed;
   std::vector<Piece> pieces;
-  for (const Contribution& tensor : request.tensors) {
-    if (tensor.scale != 1.0)
+  for (Contribution& tensor : request.tensors) {
+    if (tensor.scale != 1.0) {
       return Wrong(request, "a rank's own weight does not go into a host's sum");
+    }
     if (tensor.layers.empty()) pieces.push_back({tensor.input, tensor.output});
-    for (const LayerInput& layer : tensor.layers) {
-      const bool dense_only =
-          layer.rows.empty() && layer.indexed.empty() && layer.dense_square.data == nullptr &&
-          layer.dense.data != nullptr &&
-          (layer.output_bias.data == nullptr) == (layer.dense_bias.data == nullptr);
-      if (!dense_only) {
-        return Wrong(request,
-                     "rows and samples cannot be added up inside a host; a dense part can");
+    for (size_t l = 0; l < tensor.layers.size(); ++l) {
+      LayerInput& layer = tensor.layers[l];
+      if (HasRows(layer)) {
+        if (method.value().layers().size() != tensor.layers.size()) {
+          return Wrong(request, "its method does not say what its layers are");
+        }
+        if (!formed) formed = std::make_shared<Formed>();
+        DAD_RETURN_IF_ERROR(formed->Form(request, method.value().layers()[l], layer));
       }
       pieces.push_back({layer.dense, layer.output});
       if (layer.dense_bias.data != nullptr) pieces.push_back({layer.dense_bias, layer.output_bias});
     }
   }
+  if (formed) {
+    using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<Formed>>;
+    request.keep_alive = std::make_shared<Both>(std::move(request.keep_alive), std::move(formed));
+  }
   return pieces;
+}
+
+// The method between hosts: an owner is the host of that rank.
+std::string MethodAcross(const std::string& method, const HostPlan& plan) {
+  const size_t at = method.find(";owner=");
+  if (at == std::string::npos) return method;
+  const size_t begin = at + std::string_view(";owner=").size();
+  const size_t end = std::min(method.find(';', begin), method.size());
+  const int owner = std::atoi(method.substr(begin, end - begin).c_str());
+  for (size_t host = 0; host < plan.hosts.size(); ++host) {
+    const std::vector<int>& ranks = plan.hosts[host];
+    if (std::find(ranks.begin(), ranks.end(), owner) == ranks.end()) continue;
+    return method.substr(0, begin) + std::to_string(host) + method.substr(end);
+  }
+  return method;
 }
 
 }  // namespace
@@ -80,12 +146,13 @@ HostPlan PlanHosts(std::span<const std::string> hostname_of_rank) {
 // one before is done, by the thread that says so; nobody waits in between.
 class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_this<Climb> {
  public:
-  Climb(const Hierarchy& plan, Request request, std::vector<Piece> pieces)
-      : engine_(plan.engine_),
-        host_(plan.host_),
-        host_set_(plan.host_set_),
-        leader_set_(plan.leader_set_),
-        leads_(plan.host_.front() == plan.engine_.world().rank),
+  Climb(const Hierarchy& hierarchy, Request request, std::vector<Piece> pieces)
+      : engine_(hierarchy.engine_),
+        plan_(hierarchy.plan_),
+        host_(hierarchy.host_),
+        host_set_(hierarchy.host_set_),
+        leader_set_(hierarchy.leader_set_),
+        leads_(hierarchy.host_.front() == hierarchy.engine_.world().rank),
         request_(std::move(request)),
         pieces_(std::move(pieces)) {}
 
@@ -144,7 +211,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   }
 
   const std::vector<int64_t>& received_splits() const override { return none_; }
-  int64_t value() const override { return value_; }
+  int64_t value() const override { return verdict_[kValue]; }
   DeviceEvent done_event() const override { return event_; }
 
  private:
@@ -172,7 +239,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
     if (!leads_) return Judge(nullptr);
     Request request = request_;
-    request.name += ".hosts";
+    request.name = request_.name + ".hosts";
+    request.method = MethodAcross(request_.method, plan_);
     request.op = ReduceOp::kSum;
     request.process_set = leader_set_;
     request.postscale *= average;
@@ -188,23 +256,49 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     Follow(std::move(request), &Climb::Judge);
   }
 
-  // What hosts could not agree on is an error in all of a host, of which one rank only has seen it.
+  // The ranks of this host did not agree, and other hosts wait for it: they are to hear of it, and
+  // do by what differs from theirs.
+  void Withdraw(const Status& why) {
+    why_ = why;
+    if (!leads_) return End(why);
+    Request request;
+    request.name = request_.name + ".hosts";
+    request.process_set = leader_set_;
+    request.stream = request_.stream;
+    request.recurring = false;
+    request.tensors.emplace_back();
+    request.tensors[0].input.dtype = request.tensors[0].output.dtype = DType::kUint8;
+    request.tensors[0].input.shape = request.tensors[0].output.shape = {0};
+    const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
+    step->OnDone([self = shared_from_this(), step](const Status&) { self->End(self->why_); });
+  }
+
+  // What hosts could not agree on is an error in all of a host, of which one rank only has seen it;
+  // and what the method found is for all to know.
   void Judge(const Ticket* across) {
-    if (across != nullptr) value_ = across->value();
-    if (host_set_ < 0) return verdict_ == 0 ? Finish(nullptr) : End(why_);
+    if (across != nullptr) verdict_[kValue] = OfAllRanks(across->value());
+    if (host_set_ < 0) return verdict_[kFailed] == 0 ? Finish(nullptr) : End(why_);
     Request request = Inside(OpKind::kBroadcast, "verdict");
     request.tensors.resize(1);
     TensorView& view = request.tensors[0].input;
     view = TensorView();
-    view.data = &verdict_;
-    view.dtype = DType::kUint8;
-    view.shape = {1};
+    view.data = verdict_.data();
+    view.dtype = DType::kInt64;
+    view.shape = {static_cast<int64_t>(verdict_.size())};
     request.tensors[0].output = view;
     Follow(std::move(request), &Climb::Down);
   }
 
+  // A rank that the value names is one of the leaders.
+  int64_t OfAllRanks(int64_t value) const {
+    const int64_t leader = (value >> kRankShift) - 1;
+    if (value < 0 || leader < 0 || leader >= static_cast<int64_t>(plan_.hosts.size())) return value;
+    const int64_t flags = value & ((int64_t{1} << kRankShift) - 1);
+    return (int64_t{plan_.hosts[static_cast<size_t>(leader)].front()} + 1) << kRankShift | flags;
+  }
+
   void Down(const Ticket*) {
-    if (verdict_ != 0) {
+    if (verdict_[kFailed] != 0) {
       return End(leads_ ? why_
                         : Status::FailedPrecondition("\"" + request_.name + "\": rank " +
                                                      std::to_string(host_.front()) +
@@ -242,9 +336,9 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       if (DeviceEvent done = step->done_event()) self->event_ = std::move(done);
       if (!status.ok() && next == &Climb::Judge) {
         self->why_ = status;
-        self->verdict_ = 1;
+        self->verdict_[kFailed] = 1;
       } else if (!status.ok()) {
-        return self->End(status);
+        return next == &Climb::Across ? self->Withdraw(status) : self->End(status);
       }
       (self.get()->*next)(step.get());
     });
@@ -262,7 +356,11 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     if (callback) callback(status);
   }
 
+  static constexpr size_t kFailed = 0;
+  static constexpr size_t kValue = 1;
+
   Engine& engine_;
+  const HostPlan plan_;
   const std::vector<int> host_;
   const int host_set_;
   const int leader_set_;
@@ -278,9 +376,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   Status status_;
   std::function<void(const Status&)> callback_;
   // Of one step after the other.
-  int64_t value_ = -1;
   DeviceEvent event_;
-  uint8_t verdict_ = 0;
+  std::array<int64_t, 2> verdict_ = {0, -1};
   Status why_;
 };
 
@@ -297,7 +394,7 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
     if (ranks.size() == everybody) return 0;
     Request request;
     request.kind = OpKind::kAddProcessSet;
-    request.name = "hierarchy of " + ToString(Shape(ranks.begin(), ranks.end()));
+    request.name = kHiddenSet + ToString(Shape(ranks.begin(), ranks.end()));
     request.ranks = ranks;
     request.recurring = false;
     const std::shared_ptr<Ticket> ticket = engine.Submit(std::move(request));
@@ -316,6 +413,15 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
     made->leader_set_ = set.value();
   }
   return made;
+}
+
+std::string Hierarchy::NameOfRequest(const std::string& name_of_step) {
+  for (const std::string_view step : {".host", ".hosts", ".verdict", ".down"}) {
+    if (name_of_step.ends_with(step)) {
+      return name_of_step.substr(0, name_of_step.size() - step.size());
+    }
+  }
+  return name_of_step;
 }
 
 std::shared_ptr<Ticket> Hierarchy::Submit(Request request) {

@@ -17,6 +17,8 @@ struct Card {
   int64_t cache_capacity = 0;
   std::string process_sets;
   int32_t cpu_level = 0;
+  bool hierarchical = false;
+  std::string hostname;
 };
 
 std::string Describe(const std::vector<std::vector<int>>& process_sets) {
@@ -36,6 +38,8 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Value(card.cache_capacity);
   out.Text(card.process_sets);
   out.Value(card.cpu_level);
+  out.Value(static_cast<uint8_t>(card.hierarchical));
+  out.Text(card.hostname);
   return out.bytes();
 }
 
@@ -49,6 +53,8 @@ Card Decode(ByteSpan bytes) {
   card.cache_capacity = in.Value<int64_t>();
   card.process_sets = in.Text();
   card.cpu_level = in.Value<int32_t>();
+  card.hierarchical = in.Value<uint8_t>() != 0;
+  card.hostname = in.Text();
   return card;
 }
 
@@ -115,7 +121,7 @@ Result<int64_t> RingBytesByDistance(Transport& transport, const Distance& mine,
 
 }  // namespace
 
-Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
+Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const std::string& hostname,
                              const std::vector<std::vector<int>>& process_sets) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(mine.start_timeout_seconds * 1000));
   const Card card{DAD_VERSION,
@@ -124,15 +130,20 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
                   RingBytes(mine),
                   mine.cache_capacity,
                   Describe(process_sets),
-                  static_cast<int32_t>(BestCpuLevel())};
+                  static_cast<int32_t>(BestCpuLevel()),
+                  mine.hierarchical_allreduce,
+                  hostname};
   auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
   if (!blobs.ok()) return blobs.status();
 
   const Card first = Decode(blobs.value()[0]);
   int32_t cpu_level = first.cpu_level;
+  StartUp start;
+  start.hostnames = {first.hostname};
   for (int rank = 1; rank < transport.size(); ++rank) {
     const Card other = Decode(blobs.value()[static_cast<size_t>(rank)]);
     cpu_level = std::min(cpu_level, other.cpu_level);
+    start.hostnames.push_back(other.hostname);
     if (other.version != first.version) {
       return Status::FailedPrecondition("ranks run different versions of dad: " + first.version +
                                         " on rank 0, " + other.version + " on rank " +
@@ -144,16 +155,17 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
           other.process_sets + " on rank " + std::to_string(rank));
     }
   }
-  StartUp start;
   start.options = mine;
   start.cpu_level = static_cast<CpuLevel>(cpu_level);
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
-      first.ring_bytes != card.ring_bytes || first.cache_capacity != mine.cache_capacity) {
+      first.ring_bytes != card.ring_bytes || first.cache_capacity != mine.cache_capacity ||
+      first.hierarchical != mine.hierarchical_allreduce) {
     DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "
                      << first.fusion_bytes << ", direct_bytes " << first.direct_bytes
                      << ", ring_bytes " << first.ring_bytes << ", cache_capacity "
-                     << first.cache_capacity;
+                     << first.cache_capacity << ", hierarchical_allreduce " << first.hierarchical;
   }
+  start.options.hierarchical_allreduce = first.hierarchical;
   start.options.fusion_bytes = first.fusion_bytes;
   start.options.direct_bytes = first.direct_bytes;
   start.options.cache_capacity = first.cache_capacity;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "dad/options.h"
@@ -18,10 +19,12 @@ struct StartUp {
   int64_t clock_offset_us = 0;
   // The least over all ranks.
   CpuLevel cpu_level = CpuLevel::kBaseline;
+  // Of each rank.
+  std::vector<std::string> hostnames;
 };
 
 // Fails on every rank, naming it, when one has another version or other process sets.
-Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine,
+Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const std::string& hostname,
                              const std::vector<std::vector<int>>& process_sets);
 
 }  // namespace dad

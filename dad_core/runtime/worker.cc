@@ -95,7 +95,9 @@ std::vector<int> Worker::ProcessSetRanks(int id) const {
 std::vector<int> Worker::ProcessSetIds() const {
   std::lock_guard lock(shared_mutex_);
   std::vector<int> ids;
-  for (const auto& [id, ranks] : process_sets_) ids.push_back(id);
+  for (const auto& [id, ranks] : process_sets_) {
+    if (!hidden_sets_.contains(id)) ids.push_back(id);
+  }
   return ids;
 }
 
@@ -403,8 +405,10 @@ void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<Re
     std::sort(ranks.begin(), ranks.end());
     {
       std::lock_guard lock(shared_mutex_);
+      const bool hidden = meta.name.starts_with(kHiddenSet);
+      if (hidden) hidden_sets_.insert(next_process_set_);
       for (const auto& [id, existing] : process_sets_) {
-        if (existing != ranks) continue;
+        if (existing != ranks || hidden || hidden_sets_.contains(id)) continue;
         status = Status::InvalidArgument("a process set of ranks " +
                                          ToString(Shape(ranks.begin(), ranks.end())) +
                                          " exists already (" + std::to_string(id) + ")");

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -103,6 +104,7 @@ class Worker final : public MessageSink, private LaneOwner {
 
   mutable std::mutex shared_mutex_;
   std::map<int, std::vector<int>> process_sets_;  // guarded by shared_mutex_
+  std::set<int> hidden_sets_;                     // guarded by shared_mutex_
   Status health_;                                 // guarded by shared_mutex_
 
   const std::string why_staged_;

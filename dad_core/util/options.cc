@@ -73,6 +73,11 @@ constexpr Row kTable[] = {
      "instead of to owners and back. 0: none. -1: from 1 MB per rank on, where a round trip "
      "between ranks takes 2 ms or more at start-up; none if deterministic.",
      [](const std::string& t, Options& o) { return ParseInt(t, -1, o.ring_bytes); }},
+    {"hierarchical_allreduce", "0", "DAD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE",
+     "1: dense sums over all ranks are formed inside each host first, and one rank of each host "
+     "exchanges them: for hosts with several ranks and a slow link. Methods go between all ranks "
+     "as ever; join() is refused.",
+     [](const std::string& t, Options& o) { return ParseBool(t, o.hierarchical_allreduce); }},
     {"deterministic", "0", "DAD_DETERMINISTIC", "",
      "Results do not depend on timing. Dense sums never do; other methods give up speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},

@@ -99,6 +99,7 @@ def test_flags_become_variables_of_both_names():
         "HOROVOD_GLOO_TIMEOUT_SECONDS": "7",
         "DAD_START_TIMEOUT": "11.0",
         "HOROVOD_START_TIMEOUT": "11.0",
+        "DAD_HIERARCHICAL_ALLREDUCE": "0",
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
         "NCCL_IB_DISABLE": "1",
         "DAD_COMPRESSION": "rank_dad:rank=4",

@@ -34,10 +34,11 @@ class Hierarchy {
   static Result<std::unique_ptr<Hierarchy>> Make(Engine& engine, HostPlan plan,
                                                  std::chrono::milliseconds timeout);
 
-  // An allreduce (Sum or Average) over all ranks. With a method the tensor is dense, or layers that
-  // have nothing but a dense part: rows cannot be added up inside a host.
-  // The ticket's value() is the method's on the leader of a host, and -1 elsewhere.
+  // An allreduce (Sum or Average) over all ranks. Rows cannot be added up inside a host: the
+  // gradient of a layer that comes in factors is formed first, on the host only.
   std::shared_ptr<Ticket> Submit(Request request);
+
+  static std::string NameOfRequest(const std::string& name_of_step);
 
  private:
   class Climb;

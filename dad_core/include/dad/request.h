@@ -36,6 +36,10 @@ const char* Name(ReduceOp op);  // "Sum"
 using OutputAllocator =
     std::function<Result<TensorView>(int tensor_index, DType dtype, const Shape& shape)>;
 
+// A process set of the core's own: its request's name begins so. It is not listed, and users may
+// have one of the same ranks.
+inline constexpr const char* kHiddenSet = "dad: ranks ";
+
 struct Request {
   std::string name;  // the same on all ranks; unique among requests in flight
   OpKind kind = OpKind::kAllReduce;

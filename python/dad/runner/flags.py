@@ -117,7 +117,10 @@ def _add_tuning(group: argparse._ArgumentGroup) -> None:
     for name in ("warmup-samples", "steps-per-sample", "bayes-opt-max-samples"):
         add(f"--autotune-{name}", type=int, metavar="N", help="passed on")
     add("--autotune-gaussian-process-noise", type=float, metavar="X", help="passed on")
-    for name in ("hierarchical-allreduce", "hierarchical-allgather", "torus-allreduce"):
+    _add_switch(
+        group, "hierarchical-allreduce", "sum inside each host first; one rank of each exchanges the sums"
+    )
+    for name in ("hierarchical-allgather", "torus-allreduce"):
         _add_switch(group, name, "passed on; dad chooses by itself")
 
 

@@ -49,7 +49,7 @@ SETTINGS = (
     Setting("cache_capacity", ("DAD_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY"), "params", "cache_capacity"),
     Setting(
         "hierarchical_allreduce",
-        ("HOROVOD_HIERARCHICAL_ALLREDUCE",),
+        ("DAD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
         "params",
         "hierarchical_allreduce",
         _flag,

@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <functional>
+#include <thread>
+
 #include "device_job.h"
 
 namespace dad {
@@ -131,18 +135,163 @@ TEST(HierarchyDeviceTest, WhatHostsDisagreeOnIsAnErrorForAllOfThem) {
   });
 }
 
+TEST(HierarchyTest, WhatAHostDisagreesOnIsAnErrorOnAllHosts) {
+  DeviceJob job(4, Wire::kStaged);
+  job.Run([&](int rank) {
+    const std::vector<std::string> hosts{"a", "a", "b", "b"};
+    auto made = Hierarchy::Make(job[rank], PlanHosts(hosts), nccl::kLong);
+    ASSERT_TRUE(made.ok());
+    std::vector<float> values(rank == 1 ? 2 : 1, 1.0f);
+    const Status status =
+        made.value()->Submit(OnHost(values, "t", ReduceOp::kSum))->Wait(nccl::kLong);
+    EXPECT_FALSE(status.ok());
+    EXPECT_NE(status.message().find("\"t"), std::string::npos) << status.ToString();
+    values = {1};
+    EXPECT_TRUE(made.value()->Submit(OnHost(values, "t", ReduceOp::kSum))->Wait(nccl::kLong).ok());
+    EXPECT_EQ(values[0], 4);
+  });
+}
+
 TEST(HierarchyDeviceTest, RowsAreRefused) {
   DeviceJob job(2, Wire::kStaged);
   job.Run([&](int rank) {
     const std::vector<std::string> hosts{"a", "b"};
     auto made = Hierarchy::Make(job[rank], PlanHosts(hosts), nccl::kLong);
     ASSERT_TRUE(made.ok());
-    std::vector<float> values{1};
-    Request request = OnHost(values, "rows", ReduceOp::kSum);
+    UserStream stream(rank);
+    DeviceValues values({1, 2}, stream);
+    Request request = values.AllReduce("rows", ReduceOp::kSum);
+    request.method = "low_rank;rank=1;layer=1x2";
     request.tensors[0].layers.emplace_back();
-    request.tensors[0].layers[0].rows.emplace_back();
+    request.tensors[0].layers[0].output = values.View();
     EXPECT_EQ(made.value()->Submit(std::move(request))->Wait(nccl::kLong).code(),
               StatusCode::kInvalidArgument);
+  });
+}
+
+// A layer of 3 x 2 with a bias, as one row of factors; all ranks' gradients are multiples.
+struct OneRow {
+  explicit OneRow(int rank) : a{1, 2}, d{1.0f + rank, 0, 2.0f + 2 * rank} {}
+
+  Request Make(const std::string& name, const std::string& method) {
+    Request request = OnHost(weight, name, ReduceOp::kAverage);
+    request.method = method;
+    request.tensors[0].output = {};
+    request.tensors[0].input = {};
+    request.tensors[0].input.shape = {9};
+    LayerInput layer;
+    RowsSegment row;
+    row.a = View(a, {1, 2});
+    row.d = View(d, {1, 3});
+    layer.rows = {row};
+    layer.output = View(weight, {3, 2});
+    layer.output_bias = View(bias, {3});
+    request.tensors[0].layers = {layer};
+    return request;
+  }
+  static TensorView View(std::vector<float>& values, Shape shape) {
+    TensorView view;
+    view.data = values.data();
+    view.shape = std::move(shape);
+    return view;
+  }
+
+  std::vector<float> a, d;
+  std::vector<float> weight = std::vector<float>(6), bias = std::vector<float>(3);
+};
+
+class LayerHierarchyTest : public ::testing::Test {
+ protected:
+  static void OnTwoHosts(const std::function<void(int rank, Hierarchy& hierarchy)>& body) {
+    DeviceJob job(4, Wire::kStaged);
+    job.Run([&](int rank) {
+      const std::vector<std::string> hosts{"a", "a", "b", "b"};
+      auto made = Hierarchy::Make(job[rank], PlanHosts(hosts), nccl::kLong);
+      ASSERT_TRUE(made.ok()) << made.status().ToString();
+      body(rank, *made.value());
+    });
+  }
+};
+
+TEST_F(LayerHierarchyTest, FactorsAndWordsCrossHosts) {
+  OnTwoHosts([](int rank, Hierarchy& hierarchy) {
+    for (const char* method : {"low_rank;rank=1;wire=fp32;owner=3;layer=3x2:bias",
+                               "sparse;rule=topk;ratio=0.9;layer=3x2:bias"}) {
+      for (int step = 0; step < 3; ++step) {
+        OneRow row(rank);
+        const Status status = hierarchy.Submit(row.Make(method, method))->Wait(nccl::kLong);
+        ASSERT_TRUE(status.ok()) << status.ToString();
+        EXPECT_NEAR(row.weight[5], 10, 1e-5) << method;  // the mean of 4, 8, 12, 16
+        if (method[0] == 's') continue;                  // not all of it is sent
+        EXPECT_NEAR(row.weight[0], 2.5, 1e-5);
+        EXPECT_NEAR(row.bias[2], 5, 1e-5);
+      }
+    }
+  });
+}
+
+TEST_F(LayerHierarchyTest, WhatAMethodFoundIsForAllRanksToKnow) {
+  OnTwoHosts([](int rank, Hierarchy& hierarchy) {
+    OneRow row(rank);
+    if (rank == 3) row.d[0] = INFINITY;
+    const auto ticket =
+        hierarchy.Submit(row.Make("n", "sparse;rule=topk;ratio=0.9;layer=3x2:bias"));
+    ASSERT_TRUE(ticket->Wait(nccl::kLong).ok());
+    EXPECT_EQ(ticket->value() & kNotFinite, kNotFinite);
+    EXPECT_EQ(ticket->value() >> kRankShift, 3);  // 1 + rank 2, which leads the host
+    EXPECT_TRUE(std::isnan(row.weight[5]));
+  });
+}
+
+// The engine that users get with the option: 2 hosts of 2 ranks each.
+class HierarchicalEngineTest : public ::testing::Test {
+ protected:
+  static void OnFourRanks(const std::function<void(int rank, Engine& engine)>& body) {
+    LocalNetwork network(4);
+    std::vector<std::thread> threads;
+    for (int rank = 0; rank < 4; ++rank) {
+      threads.emplace_back([&, rank] {
+        World world;
+        world.rank = rank;
+        world.size = 4;
+        world.hostname = rank < 2 ? "a" : "b";
+        Options options;
+        options.hierarchical_allreduce = rank == 0;  // which counts
+        auto engine = Engine::CreateOn(network.Connect(rank), world, options);
+        ASSERT_TRUE(engine.ok()) << engine.status().ToString();
+        body(rank, *engine.value());
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+  }
+};
+
+TEST_F(HierarchicalEngineTest, UsersSeeNothingOfTheSteps) {
+  OnFourRanks([](int rank, Engine& engine) {
+    EXPECT_EQ(engine.ProcessSetIds(), std::vector<int>{0});
+    Request add;
+    add.kind = OpKind::kAddProcessSet;
+    add.name = "mine";
+    add.ranks = {0, 1};  // as a host has
+    const auto added = engine.Submit(std::move(add));
+    const Status status = added->Wait(nccl::kLong);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(engine.ProcessSetIds().size(), 2u);
+    std::vector<float> values(1000, 1.0f + rank);
+    ASSERT_TRUE(engine.Submit(OnHost(values, "x", ReduceOp::kSum))->Wait(nccl::kLong).ok());
+    EXPECT_EQ(values[999], 10);
+    const Stats stats = engine.GetStats();
+    ASSERT_EQ(stats.tensors.size(), 1u);
+    EXPECT_EQ(stats.tensors[0].name, "x");
+    EXPECT_GT(stats.tensors[0].wire_bytes_sent, 3000);
+    std::vector<float> most{1.0f + rank};
+    ASSERT_TRUE(engine.Submit(OnHost(most, "max", ReduceOp::kMax))->Wait(nccl::kLong).ok());
+    EXPECT_EQ(most[0], 4);
+    Request join;
+    join.kind = OpKind::kJoin;
+    join.name = "join";
+    EXPECT_EQ(engine.Submit(std::move(join))->Wait(nccl::kLong).code(),
+              StatusCode::kFailedPrecondition);
   });
 }
 
