@@ -173,25 +173,28 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
 
   Status Wait(std::chrono::milliseconds timeout) override {
     const auto deadline = std::chrono::steady_clock::now() + timeout;
-    Status last = Status::Timeout("\"" + request_.name + "\": not finished in the time given");
+    Status late = Status::Timeout("\"" + request_.name + "\": not finished in the time given");
     std::unique_lock lock(mutex_);
     while (!ended_) {
       const std::shared_ptr<Ticket> step = step_;
       const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
           deadline - std::chrono::steady_clock::now());
-      if (timeout.count() >= 0 && left.count() <= 0) {
-        return last;
-      }
+      if (timeout.count() >= 0 && left.count() <= 0) return late;
       lock.unlock();
       // The step is told that a user waits for it.
       if (step) {
-        last = step->Wait(timeout.count() < 0 ? timeout
-                                              : std::max(left, std::chrono::milliseconds(1)));
+        Status status = step->Wait(
+            timeout.count() < 0 ? timeout : std::max(left, std::chrono::milliseconds(1)));
+        if (!status.ok()) late = std::move(status);  // says who is waited for
       }
       lock.lock();
       // The one who was told first puts the next step here.
-      changed_.wait_for(lock, std::chrono::milliseconds(50),
-                        [&] { return ended_ || step_ != step; });
+      const auto moved_on = [&] { return ended_ || step_ != step; };
+      if (timeout.count() < 0) {
+        changed_.wait(lock, moved_on);
+      } else {
+        changed_.wait_until(lock, deadline, moved_on);
+      }
     }
     std::shared_ptr<void> released = std::move(request_.keep_alive);
     const Status status = status_;
