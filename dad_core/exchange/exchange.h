@@ -90,6 +90,11 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
+  // Work on this rank's contribution that needs nobody else, while the tensor's batch still waits
+  // for others. Begin follows with the same submit_id, of this exchange or of another one for the
+  // same tensor. For those whose Begin takes long; the others do nothing.
+  virtual void Prepare(const StepInput& input, const Group& group) { (void)input, (void)group; }
+
   // Takes this step's contribution. On error the state is as before the call.
   virtual Status Begin(const StepInput& input, const Group& group) = 0;
 

@@ -99,6 +99,9 @@ class LowRankExchange final : public Exchange {
   LowRankExchange(const TensorSpec& spec, const Settings& settings, const ExchangeEnv& env)
       : spec_(spec), settings_(settings), env_(env) {}
 
+  // What was begun is found again by its submit_id. An error comes again, where it is heard.
+  void Prepare(const StepInput& input, const Group& group) override { (void)Begin(input, group); }
+
   Status Begin(const StepInput& input, const Group& group) override {
     group_ = group;
     step_ = input;
@@ -118,7 +121,7 @@ class LowRankExchange final : public Exchange {
                                      std::to_string(input.mine->layers.size()));
     }
     terms_ = CollectTerms();
-    if (again) return Status::Ok();  // begun once, then cancelled
+    if (again) return Status::Ok();  // prepared, or begun once and cancelled
     state_->submit_id = input.submit_id;
     state_->finite = Finite();
     if (!state_->finite) {

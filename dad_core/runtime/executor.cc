@@ -35,6 +35,19 @@ struct Executor::Batch {
   }
 };
 
+StepInput InputOf(RequestState& request, int tensor) {
+  StepInput input;
+  input.mine = &request.request.tensors[static_cast<size_t>(tensor)];
+  input.received_splits = &request.splits;
+  input.report = &request.report;
+  input.submit_id = request.submit_id;
+  input.allocate = [&request, tensor](const Shape& shape) {
+    return request.request.allocate(tensor, request.meta.tensors[static_cast<size_t>(tensor)].dtype,
+                                    shape);
+  };
+  return input;
+}
+
 Executor::Executor(int member, int num_members, WireOut* wire,
                    std::function<void(const std::shared_ptr<RequestState>&)> done)
     : member_(member), num_members_(num_members), wire_(wire), done_(std::move(done)) {}
@@ -54,14 +67,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
     StepInput input;
     if (part.request) {
       RequestState& request = *part.request;
-      input.mine = &request.request.tensors[static_cast<size_t>(part.tensor)];
-      input.received_splits = &request.splits;
-      input.report = &request.report;
-      input.submit_id = request.submit_id;
-      input.allocate = [&request, &part](const Shape& shape) {
-        return request.request.allocate(
-            part.tensor, request.meta.tensors[static_cast<size_t>(part.tensor)].dtype, shape);
-      };
+      input = InputOf(request, part.tensor);
       if (request.started == std::chrono::steady_clock::time_point()) {
         request.started = batch.round_started;
         wire_->timeline()->Negotiated(request);

@@ -25,6 +25,9 @@ struct BatchPart {
   int tensor = 0;
 };
 
+// What an exchange gets of a request; valid while the request is.
+StepInput InputOf(RequestState& request, int tensor);
+
 struct TensorTraffic {
   int64_t steps = 0;
   int64_t sent = 0;

@@ -89,9 +89,21 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
   // the request.
   for (uint32_t index : batches) {
     const ScheduledBatch& batch = schedule_->batches()[index];
-    if (batch.present.size() == batch.members.size()) Commit(index);
+    if (batch.present.size() == batch.members.size()) {
+      Commit(index);
+    } else {
+      Prepare(batch, *cache_id, *request);
+    }
   }
   return true;
+}
+
+// While others are still to come: work that is done now need not be done when all wait for it.
+void Lane::Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request) {
+  for (const ScheduledPart& part : batch.parts) {
+    if (part.cache_id != cache_id) continue;
+    part.exchange->Prepare(InputOf(request, part.tensor), WholeGroup());
+  }
 }
 
 void Lane::Commit(uint32_t index) {
@@ -107,9 +119,8 @@ void Lane::Commit(uint32_t index) {
   if (tuner_ && index == 0) {
     if (auto fusion_bytes = tuner_->StepBegins(Clock::now())) Retune(*fusion_bytes);
   }
-  Group group{member_, static_cast<int>(num_members()), {}};
   executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
-                  std::move(parts), group);
+                  std::move(parts), WholeGroup());
 }
 
 std::vector<uint32_t> Lane::MissingOf(const ScheduledBatch& batch) const {

@@ -82,9 +82,11 @@ class Lane {
 
  private:
   size_t num_members() const { return ranks_.size(); }
+  Group WholeGroup() const { return {member_, static_cast<int>(num_members()), {}}; }
 
   void Route(const std::shared_ptr<RequestState>& request);
   bool TrySchedule(const std::shared_ptr<RequestState>& request);
+  void Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request);
   void Commit(uint32_t index);
   void AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale);
   std::vector<uint32_t> MissingOf(const ScheduledBatch& batch) const;

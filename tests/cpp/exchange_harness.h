@@ -163,6 +163,8 @@ inline std::vector<Status> RunStep(std::vector<Member>& members, DType dtype,
     input.report = &member.report;
     static uint64_t submits = 0;
     input.submit_id = ++submits;
+    // A rank may come to it before its batch begins, or not.
+    if (r % 2 == 1 && input.mine != nullptr) member.exchange->Prepare(input, group);
     status[static_cast<size_t>(r)] = member.exchange->Begin(input, group);
   }
   if (AnyFailed(status)) return status;
