@@ -92,11 +92,17 @@ def _write_report() -> None:
         return
     line = json.dumps({"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}) + "\n"
     # One write() in append mode: lines of ranks that end together do not mix.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        from dad.log import log
+
+        # The others still wait for our goodbye.
+        log.error("DAD_REPORT=%s could not be written: %s", path, error.strerror)
 
 
 def is_initialized() -> bool:
