@@ -444,6 +444,29 @@ def check_timeline():
     assert "traced" in texts[0] and "NEGOTIATE_ALLREDUCE" in texts[0]
 
 
+def check_a_timeline_of_all_ranks_in_one_path_is_that_of_rank_0():
+    import json
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as mine:
+        path = Path(hvd().broadcast_object(mine)) / "trace.json"
+        if hvd().rank() == 0:
+            path.write_text("of an earlier run")
+        hvd().barrier()
+        hvd().start_timeline(str(path))
+        for _ in range(3):
+            hvd().allreduce(torch.ones(4), name="traced")
+        hvd().stop_timeline()
+        hvd().barrier()
+        for rank in range(hvd().size()):
+            file = path if rank == 0 else path.with_name(f"trace.json.{rank}")
+            events = json.loads(file.read_text())
+            assert events[0]["args"]["rank"] == rank
+            assert "traced" in json.dumps(events)
+        hvd().barrier()
+
+
 def check_statistics():
     hvd().reset_stats()
     for _ in range(3):
