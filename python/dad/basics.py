@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ Adasum = 5
 
 _LIB_DIR = Path(__file__).parent / "_lib"
 _lock = threading.Lock()
+_loaded_at = time.time()
 _exit_pid: int | None = None  # the process that has registered the exit handler
 
 
@@ -92,11 +95,17 @@ def _write_report() -> None:
         return
     line = json.dumps({"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}) + "\n"
     # One write() in append mode: lines of ranks that end together do not mix.
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line.encode())
-    finally:
-        os.close(descriptor)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, line.encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        from dad.log import log
+
+        # The others still wait for our goodbye.
+        log.error("DAD_REPORT=%s could not be written: %s", path, error.strerror)
 
 
 def is_initialized() -> bool:
@@ -137,8 +146,25 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts a trace of all collectives in a file that chrome://tracing opens."""
-    _core.start_timeline(file_path, mark_cycles)
+    """Starts a trace of all collectives in a file that chrome://tracing opens.
+
+    All ranks may give the same path, as they do in scripts for Horovod: then the file is rank 0's, and the
+    traces of the others are beside it, with .<rank> at the end.
+    """
+    path = Path(file_path)
+    if path.exists() and not path.is_file():  # a pipe, say
+        _core.start_timeline(str(path), mark_cycles)
+        return
+    own = path.with_name(f"{path.name}.{_core.rank()}")
+    _core.start_timeline(str(own), mark_cycles)
+    if _core.rank() == 0:
+        own.replace(path)  # at once: two ranks never write to one file
+        return
+    # What no other rank of this job has taken is our trace under that name, too.
+    with contextlib.suppress(OSError):
+        if path.exists() and path.stat().st_mtime < _loaded_at:
+            path.unlink()
+        path.hardlink_to(own)
 
 
 def stop_timeline() -> None:

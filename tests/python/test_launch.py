@@ -178,6 +178,20 @@ def test_rank_killed_by_a_signal_is_named_before_those_that_noticed():
     assert "rank 1 on localhost failed: killed by signal 9" in done.stderr
 
 
+def test_rank_that_fails_is_named_before_those_that_lost_it():
+    # The interpreter of rank 1 takes longer to end than rank 0 to hear of it.
+    script = (
+        "import os, sys, time\n"
+        "if os.environ['DAD_RANK'] == '1':\n"
+        " time.sleep(0.5)\n"
+        " sys.exit(3)\n"
+        "sys.exit('dad.errors.DadInternalError: rank 1 has shut down')\n"
+    )
+    done = dadrun("-np", "2", sys.executable, "-c", script)
+    assert done.returncode == 3
+    assert "rank 1 on localhost failed: exit code 3" in done.stderr
+
+
 def test_rank_that_ignores_sigterm_is_killed():
     mark = f"mark-{os.getpid()}-stubborn"
     script = (

@@ -26,8 +26,8 @@ def test_bad_hosts_are_refused(text):
 
 
 def test_hostfile(tmp_path):
-    (tmp_path / "hosts").write_text("# mine\na slots=2\n\nb:3  # fast\nc\n")
-    assert parse_hostfile(str(tmp_path / "hosts")) == [Host("a", 2), Host("b", 3), Host("c", 1)]
+    (tmp_path / "hosts").write_text("# mine\na slots=2\n\nb:3  # fast\nc\nd\tslots=4\n")
+    assert parse_hostfile(str(tmp_path / "hosts")) == [Host("a", 2), Host("b", 3), Host("c", 1), Host("d", 4)]
     (tmp_path / "hosts").write_text("a slots=2\nb slots=many\n")
     with pytest.raises(LaunchError, match="line 2"):
         parse_hostfile(str(tmp_path / "hosts"))
@@ -156,7 +156,15 @@ def test_config_file_fills_what_no_flag_has_set(tmp_path):
     assert variables["HOROVOD_LOG_HIDE_TIME"] == "1"
 
 
-@pytest.mark.parametrize("text", ["parms: {a: 1}", "params: {fusion: 1}", "controller: tcp", "[", "3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("parms: {a: 1}", "params: {fusion: 1}", "controller: tcp", "[", "3"),
+        *("params: 5", "params: {fusion_threshold_mb: many}", "params: {cycle_time_ms: -4}"),
+        *("params: {cache_capacity: 1.5}", "autotune: {enabled: 'no'}", "stall_check: {enabled: 3}"),
+        *("logging: {level: loud}", "timeline: {filename: 7}"),
+    ],
+)
 def test_mistake_in_the_config_file_is_an_error(tmp_path, text):
     (tmp_path / "c").write_text(text)
     with pytest.raises(LaunchError):
@@ -180,6 +188,12 @@ def test_elastic_flags_give_one_clear_line(capsys, flags):
         (["-np", "3", "-H", "localhost:2", "true"], "2 slots"),
         (["-hostfile", "/nowhere", "true"], "/nowhere"),
         (["--jsrun", "-np", "1", "true"], "--mpi"),
+        (["-np", "1", "--compression", "gzip", "true"], "no method 'gzip'"),
+        (["-np", "1", "--compression", "rank_dad:rank=0", "true"], "rank=0"),
+        (["-np", "1", "--cache-capacity", "-5", "true"], "--cache-capacity -5"),
+        (["-np", "1", "--start-timeout", "-1", "true"], "--start-timeout -1"),
+        (["-np", "1", "--report", "/nowhere/report", "true"], "/nowhere/report"),
+        (["-np", "1", "--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),
     ],
 )
 def test_mistakes_say_what_to_type(capsys, args, text):
@@ -187,6 +201,14 @@ def test_mistakes_say_what_to_type(capsys, args, text):
     error = capsys.readouterr().err
     assert error.startswith("dadrun: ")
     assert text in error
+
+
+@pytest.mark.parametrize("number", ["-1", "inf", "nan", "many"])
+def test_a_flag_out_of_range_is_refused_by_name(capsys, number):
+    with pytest.raises(SystemExit) as exit:
+        main(["-np", "1", "--cycle-time-ms", number, "true"])
+    assert exit.value.code == 2
+    assert "--cycle-time-ms" in capsys.readouterr().err
 
 
 def test_what_stays_on_this_host():

@@ -318,16 +318,26 @@ def check_local_misuse_is_a_value_error_before_anything_is_sent():
 
 
 def check_a_name_twice_in_flight_is_an_error():
-    first = hvd().allreduce_async(torch.ones(2), name="twice", op=hvd().Sum)
-    second = hvd().allreduce_async(torch.ones(2), name="twice", op=hvd().Sum)
-    outcomes = []
-    for handle in (first, second):
-        try:
-            outcomes.append(hvd().synchronize(handle).tolist())
-        except (ValueError, hvd().HorovodInternalError) as error:
-            outcomes.append(type(error))
-    # The first may have been done before the second came; then there is nothing wrong.
-    assert outcomes[0] == [3.0, 3.0], outcomes
+    starts = {
+        "allreduce": lambda: hvd().allreduce_async(torch.ones(2), name="twice", op=hvd().Sum),
+        "allgather": lambda: hvd().allgather_async(torch.ones(2), name="twice"),
+        "broadcast": lambda: hvd().broadcast_async(torch.ones(2), 0, name="twice"),
+        "alltoall": lambda: hvd().alltoall_async(torch.ones(3), name="twice"),
+        "grouped": lambda: hvd().grouped_allreduce_async([torch.ones(2)], name="twice"),
+    }
+    for start in starts.values():
+        # Rank 0 waits for the others, who wait for it to have tried.
+        first = start() if hvd().rank() == 0 else None
+        if first is not None:
+            raises(ValueError, start, "twice")
+        hvd().barrier()
+        first = start() if first is None else first
+        hvd().synchronize(first)
+        # Done, it may come again, also if nobody has asked for the result.
+        second = start()
+        while not hvd().poll(second):
+            pass
+        hvd().synchronize(start())
 
 
 def check_poll():
@@ -442,6 +452,29 @@ def check_timeline():
         texts = [path.read_text() for path in Path(folder).iterdir()]
     assert [json.loads(text) for text in texts]
     assert "traced" in texts[0] and "NEGOTIATE_ALLREDUCE" in texts[0]
+
+
+def check_a_timeline_of_all_ranks_in_one_path_is_that_of_rank_0():
+    import json
+    import tempfile
+    from pathlib import Path
+
+    with tempfile.TemporaryDirectory() as mine:
+        path = Path(hvd().broadcast_object(mine)) / "trace.json"
+        if hvd().rank() == 0:
+            path.write_text("of an earlier run")
+        hvd().barrier()
+        hvd().start_timeline(str(path))
+        for _ in range(3):
+            hvd().allreduce(torch.ones(4), name="traced")
+        hvd().stop_timeline()
+        hvd().barrier()
+        for rank in range(hvd().size()):
+            file = path if rank == 0 else path.with_name(f"trace.json.{rank}")
+            events = json.loads(file.read_text())
+            assert events[0]["args"]["rank"] == rank
+            assert "traced" in json.dumps(events)
+        hvd().barrier()
 
 
 def check_statistics():

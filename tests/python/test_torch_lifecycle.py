@@ -117,6 +117,18 @@ def check_handles_of_an_engine_that_is_gone_fail():
     hvd().init()
 
 
+def check_a_report_that_cannot_be_written_keeps_nobody_waiting():
+    report = os.environ["DAD_REPORT"]
+    os.environ["DAD_REPORT"] = "/nowhere/report"
+    try:
+        hvd().shutdown()
+    finally:
+        os.environ["DAD_REPORT"] = report
+    assert not hvd().is_initialized()
+    hvd().init()
+    assert hvd().allreduce(torch.ones(1), op=hvd().Sum).item() == 2.0
+
+
 def check_the_plan_goes_to_stderr():
     model = torch.nn.ModuleDict({"shown": torch.nn.Linear(2, 2)})
     optimizer = hvd().DistributedOptimizer(

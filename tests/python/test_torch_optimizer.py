@@ -62,6 +62,14 @@ def check_it_is_an_instance_of_the_users_class():
         hvd().DistributedOptimizer(optimizer)
 
 
+def check_gradients_are_there_before_the_first_backward():
+    model = net()
+    model[0].bias.requires_grad_(False)
+    distributed(model)
+    assert model[0].bias.grad is None
+    assert all(not p.grad.any() for p in model.parameters() if p.requires_grad)
+
+
 def check_gradients_are_sent_during_backward():
     model = net()
     optimizer = distributed(model)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import Any
+
+from dad.runner.settings import LOG_LEVELS
 
 _EPILOG = """\
 examples:
@@ -141,8 +144,8 @@ def _add_observing(group: argparse._ArgumentGroup) -> None:
         metavar="S",
         help="age at which ranks give up",
     )
-    levels = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
-    add("--log-level", type=str.upper, choices=levels, metavar="LEVEL", help=", ".join(levels))
+    levels = ", ".join(LOG_LEVELS)
+    add("--log-level", type=str.upper, choices=LOG_LEVELS, metavar="LEVEL", help=levels)
     time = group.add_mutually_exclusive_group()
     shown: dict[str, Any] = {"dest": "log_with_timestamp", "default": None}
     time.add_argument("--log-with-timestamp", action="store_true", help="time stamps in log lines", **shown)
@@ -195,7 +198,7 @@ def _add_switch(group: argparse._ArgumentGroup, name: str, meaning: str) -> None
 
 def _non_negative(text: str) -> float:
     value = float(text)
-    if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{text} is less than 0")
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text}: expected a number of at least 0")
     # Whole numbers stay whole in the environment.
     return int(value) if value == int(value) else value

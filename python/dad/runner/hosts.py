@@ -44,8 +44,8 @@ def parse_hostfile(path: str) -> list[Host]:
     for number, line in enumerate(lines, start=1):
         line = line.partition("#")[0].strip()
         if line:
-            name, _, rest = line.partition(" ")
-            slots = re.fullmatch(r"slots\s*=\s*(\d+)", rest.strip())
+            name, *rest = line.split(maxsplit=1)
+            slots = re.fullmatch(r"slots\s*=\s*(\d+)", "".join(rest))
             item = f"{name}:{slots.group(1)}" if slots else line
             hosts.append(_parse_host(item, f"{path}, line {number}"))
     return _checked(hosts, f"the hostfile {path}")

@@ -20,6 +20,9 @@ from dad.runner.remote import GRACE_SECONDS, SIGN_OF_LIFE_SECONDS
 _POLL_SECONDS = 0.1
 # How long output is awaited from a rank that has ended; a daemon of its may hold the pipe open.
 _DRAIN_SECONDS = 1.0
+# What a rank raises when a peer is gone. The peer has so long to end by itself: then we know how it ended.
+_PEER_LOST = "dad.errors.DadInternalError:"
+_CULPRIT_SECONDS = 1.0
 _SSH_FAILED = 255
 
 
@@ -47,6 +50,7 @@ class Job:
         self._processes = processes
         self._messages = messages
         self._selector = selectors.DefaultSelector()
+        self._failed_at: float | None = None
         self._stopped_at: float | None = None
         self._killed_at: float | None = None
         self._signals: list[int] = []
@@ -68,6 +72,7 @@ class Job:
                 while not all(rank.done for rank in self._processes):
                     self._read_output(_POLL_SECONDS)
                     self._note_exits()
+                    self._stop_after_failure()
                     self._obey_signals()
                     self._end_stuck_connections()
         finally:
@@ -115,13 +120,21 @@ class Job:
                     continue
                 rank.exit_code = code if code >= 0 else 128 - code
                 rank.ended_at = now
-                if rank.exit_code != 0:
-                    self._stop()
+                if rank.exit_code != 0 and self._failed_at is None:
+                    self._failed_at = now
             if rank.open_pipes == 0 or now - rank.ended_at > _DRAIN_SECONDS:
                 rank.done = True
         if all(rank.done for rank in self._processes):
             for key in list(self._selector.get_map().values()):
                 self._close_pipe(key)
+
+    def _stop_after_failure(self) -> None:
+        if self._failed_at is None:
+            return
+        failed = [rank for rank in self._processes if rank.exit_code]
+        is_clear = any(rank.open_pipes == 0 and not _blames_a_peer(rank) for rank in failed)
+        if is_clear or time.monotonic() - self._failed_at > _CULPRIT_SECONDS:
+            self._stop()
 
     def _stop(self) -> None:
         """SIGTERM to every rank; the children send SIGKILL after the grace time."""
@@ -217,12 +230,17 @@ class Job:
         return culprit.exit_code
 
     def _culprit(self) -> RankProcess | None:
-        """The first to fail; but a rank that a signal killed comes before those that raised.
+        """The first to fail; but a rank that a signal killed comes before those that raised, and those that
+        raised because a peer was gone come last.
 
         Survivors raise as soon as a peer is gone, which may be before we hear of the peer.
         """
         failed = [rank for rank in self._processes if rank.exit_code and not self._is_victim(rank)]
-        return min(failed, key=lambda rank: (not _by_signal(rank.exit_code), rank.ended_at), default=None)
+        return min(
+            failed,
+            key=lambda rank: (not _by_signal(rank.exit_code), _blames_a_peer(rank), rank.ended_at),
+            default=None,
+        )
 
     def _is_victim(self, rank: RankProcess) -> bool:
         """Whether our own order ended it."""
@@ -257,6 +275,10 @@ class Job:
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
             print(text, file=self._messages, flush=True)
+
+
+def _blames_a_peer(rank: RankProcess) -> bool:
+    return any(line.startswith(_PEER_LOST) for line in rank.stderr.tail)
 
 
 def _by_signal(code: int | None) -> bool:

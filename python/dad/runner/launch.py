@@ -149,6 +149,13 @@ def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> 
 
 def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool) -> RankProcess:
     cwd = os.getcwd()
+    out: BinaryIO | None = None
+    err: BinaryIO | None = None
+    if plan.output_dir is not None:
+        try:
+            out, err = open_copies(plan.output_dir, slot.rank, slot.size)
+        except OSError as error:
+            raise LaunchError(f"--output-filename {plan.output_dir}: {error}") from error
     if is_remote:
         process = remote.start_remote(slot.host, plan.ssh, plan.command, environment, cwd)
     else:
@@ -156,10 +163,6 @@ def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote:
     if plan.verbose:
         how = "over ssh" if is_remote else "here"
         print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)
-    out: BinaryIO | None = None
-    err: BinaryIO | None = None
-    if plan.output_dir is not None:
-        out, err = open_copies(plan.output_dir, slot.rank, slot.size)
     times = plan.timestamps
     return RankProcess(
         label=f"rank {slot.rank}",

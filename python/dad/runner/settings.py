@@ -7,25 +7,72 @@ dad reads `DAD_X` before `HOROVOD_X`), and where `--config-file` has it.
 from __future__ import annotations
 
 import argparse
+import math
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dad.compression import parse
 from dad.runner.errors import LaunchError
 
 _MIB = 1 << 20
+LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
+
+
+# The text of a value for the environment; ValueError says what was expected. Flags were checked when they
+# were parsed, but what a configuration file has may be anything.
 
 
 def _plain(value: Any) -> str:
-    return str(value)
+    if not isinstance(value, str):
+        raise ValueError("expected a text")
+    return value
 
 
 def _flag(value: Any) -> str:
+    if not isinstance(value, bool):
+        raise ValueError("expected true or false")
     return "1" if value else "0"
 
 
+def _not(value: Any) -> str:
+    return {"0": "1", "1": "0"}[_flag(value)]
+
+
+def _number(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise ValueError("expected a number of at least 0")
+    return str(value)
+
+
+def _whole(value: Any) -> str:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("expected a whole number of at least 0")
+    return str(value)
+
+
 def _mib(value: Any) -> str:
-    return str(int(float(value) * _MIB))
+    return str(int(float(_number(value)) * _MIB))
+
+
+def _level(value: Any) -> str:
+    if str(value).upper() not in LOG_LEVELS:
+        raise ValueError(f"expected one of {', '.join(LOG_LEVELS)}")
+    return str(value).upper()
+
+
+def _file(value: Any) -> str:
+    """Of a file that is written at the end, when it is too late to say so."""
+    folder = os.path.dirname(value) or "."
+    if not os.path.isdir(folder) or os.path.isdir(value):
+        raise ValueError("expected a file in a folder that exists")
+    return value
+
+
+def _method(value: Any) -> str:
+    parse(value)
+    return value
 
 
 @dataclass(frozen=True)
@@ -45,8 +92,10 @@ SETTINGS = (
         "fusion_threshold_mb",
         _mib,
     ),
-    Setting("cycle_time_ms", ("DAD_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), "params", "cycle_time_ms"),
-    Setting("cache_capacity", ("DAD_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY"), "params", "cache_capacity"),
+    Setting("cycle_time_ms", ("DAD_CYCLE_TIME_MS", "HOROVOD_CYCLE_TIME"), "params", "cycle_time_ms", _number),
+    Setting(
+        "cache_capacity", ("DAD_CACHE_CAPACITY", "HOROVOD_CACHE_CAPACITY"), "params", "cache_capacity", _whole
+    ),
     Setting(
         "hierarchical_allreduce",
         ("DAD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE"),
@@ -64,21 +113,29 @@ SETTINGS = (
     Setting("torus_allreduce", ("HOROVOD_TORUS_ALLREDUCE",), "params", "torus_allreduce", _flag),
     Setting("autotune", ("DAD_AUTOTUNE", "HOROVOD_AUTOTUNE"), "autotune", "enabled", _flag),
     Setting("autotune_log_file", ("DAD_AUTOTUNE_LOG", "HOROVOD_AUTOTUNE_LOG"), "autotune", "log_file"),
-    Setting("autotune_warmup_samples", ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), "autotune", "warmup_samples"),
     Setting(
-        "autotune_steps_per_sample", ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",), "autotune", "steps_per_sample"
+        "autotune_warmup_samples", ("HOROVOD_AUTOTUNE_WARMUP_SAMPLES",), "autotune", "warmup_samples", _whole
+    ),
+    Setting(
+        "autotune_steps_per_sample",
+        ("HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE",),
+        "autotune",
+        "steps_per_sample",
+        _whole,
     ),
     Setting(
         "autotune_bayes_opt_max_samples",
         ("HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES",),
         "autotune",
         "bayes_opt_max_samples",
+        _whole,
     ),
     Setting(
         "autotune_gaussian_process_noise",
         ("HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE",),
         "autotune",
         "gaussian_process_noise",
+        _number,
     ),
     Setting("timeline_filename", ("DAD_TIMELINE", "HOROVOD_TIMELINE"), "timeline", "filename"),
     Setting(
@@ -93,19 +150,21 @@ SETTINGS = (
         ("DAD_STALL_CHECK_DISABLE", "HOROVOD_STALL_CHECK_DISABLE"),
         "stall_check",
         "enabled",
-        lambda enabled: _flag(not enabled),
+        _not,
     ),
     Setting(
         "stall_check_warning_time_seconds",
         ("DAD_STALL_CHECK_TIME_SECONDS", "HOROVOD_STALL_CHECK_TIME_SECONDS"),
         "stall_check",
         "warning_time_seconds",
+        _number,
     ),
     Setting(
         "stall_check_shutdown_time_seconds",
         ("DAD_STALL_SHUTDOWN_TIME_SECONDS", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS"),
         "stall_check",
         "shutdown_time_seconds",
+        _number,
     ),
     Setting(
         "mpi_threads_disable",
@@ -114,26 +173,27 @@ SETTINGS = (
         "mpi_threads_disable",
         _flag,
     ),
-    Setting("num_nccl_streams", ("HOROVOD_NUM_NCCL_STREAMS",), "library_options", "num_nccl_streams"),
-    Setting("thread_affinity", ("HOROVOD_THREAD_AFFINITY",), "library_options", "thread_affinity"),
+    Setting("num_nccl_streams", ("HOROVOD_NUM_NCCL_STREAMS",), "library_options", "num_nccl_streams", _whole),
+    Setting("thread_affinity", ("HOROVOD_THREAD_AFFINITY",), "library_options", "thread_affinity", _whole),
     Setting(
         "gloo_timeout_seconds",
         ("DAD_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS"),
         "library_options",
         "gloo_timeout_seconds",
+        _number,
     ),
     Setting("tcp", ("NCCL_IB_DISABLE",), text=_flag),
-    Setting("log_level", ("DAD_LOG_LEVEL", "HOROVOD_LOG_LEVEL"), "logging", "level"),
+    Setting("log_level", ("DAD_LOG_LEVEL", "HOROVOD_LOG_LEVEL"), "logging", "level", _level),
     Setting(
         "log_with_timestamp",
         ("DAD_LOG_HIDE_TIME", "HOROVOD_LOG_HIDE_TIME"),
         "logging",
         "with_timestamp",
-        lambda shown: _flag(not shown),
+        _not,
     ),
-    Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT")),
-    Setting("compression", ("DAD_COMPRESSION",)),
-    Setting("report", ("DAD_REPORT",)),
+    Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"), text=_number),
+    Setting("compression", ("DAD_COMPRESSION",), text=_method),
+    Setting("report", ("DAD_REPORT",), text=_file),
     Setting("plan", ("DAD_PLAN",), text=_flag),
 )
 
@@ -144,8 +204,16 @@ def variables_from(args: argparse.Namespace) -> dict[str, str]:
     for setting in SETTINGS:
         value = getattr(args, setting.argument)
         if value is not None:
-            variables.update(dict.fromkeys(setting.variables, setting.text(value)))
+            where = "--" + setting.argument.replace("_", "-")
+            variables.update(dict.fromkeys(setting.variables, _text(setting, value, where)))
     return variables
+
+
+def _text(setting: Setting, value: Any, where: str) -> str:
+    try:
+        return setting.text(value)
+    except ValueError as error:
+        raise LaunchError(f"{where} {value}: {error}") from error
 
 
 def read_config_file(args: argparse.Namespace) -> None:
@@ -170,11 +238,15 @@ def read_config_file(args: argparse.Namespace) -> None:
         if group not in groups:
             known = ", ".join(["controller", *groups])
             raise LaunchError(f"{args.config_file}: unknown group {group!r}; the groups are {known}")
+        if not isinstance(entries or {}, dict):
+            raise LaunchError(f"{args.config_file}: {group}: {entries}; expected entries such as key: value")
         for key, value in (entries or {}).items():
             row = rows.get((group, key))
             if row is None:
                 known = ", ".join(key for name, key in rows if name == group)
                 raise LaunchError(f"{args.config_file}: unknown key {group}.{key}; {group} has {known}")
+            if value is not None:
+                _text(row, value, f"{args.config_file}: {group}.{key}:")
             if getattr(args, row.argument) is None:
                 setattr(args, row.argument, value)
 

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from dad import planner
 from dad.basics import Average, Sum
@@ -102,6 +103,9 @@ class GradientSync:
             chosen = compressor("none" if method is not None else self.compression, name)
             slot = Slot(param, name, chosen, self.passes, method=method)
             self.slots[param] = slot
+            if method is None and param.grad is None and param.requires_grad and not is_lazy(param):
+                # As in Horovod, whose users may read it before the first backward().
+                param.grad = torch.zeros_like(param)
             if method is not None and param.is_floating_point():
                 slot.capture_id = capture.track(param, "off", self._owner)
         for group in groups:

@@ -40,6 +40,59 @@ def _some(tensors: Tensors) -> list[torch.Tensor]:
     return tensors
 
 
+# Named collectives that were started and not waited for: by process set and name, and by handle.
+_in_flight: dict[tuple[int, str], int] = {}
+_names: dict[int, tuple[int, str]] = {}
+
+
+def _submit(
+    kind: int,
+    tensors: list[torch.Tensor],
+    grouped: bool,
+    in_place: bool,
+    name: str | None,
+    op: int,
+    root_rank: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    *rows: list[int],
+) -> int:
+    if not name:
+        return _torch.submit(
+            kind, tensors, grouped, in_place, "", op, root_rank, prescale, postscale, process_set, *rows
+        )
+    key = (process_set, name)
+    earlier = _in_flight.get(key)
+    if earlier is not None:
+        # The core would say so too, but only to those who wait for the second one.
+        if not _is_done(earlier):
+            raise ValueError(
+                f'"{name}": a tensor of this name is in flight already; names must be unique until a '
+                "collective is done"
+            )
+        _ended(earlier)
+    handle = _torch.submit(
+        kind, tensors, grouped, in_place, name, op, root_rank, prescale, postscale, process_set, *rows
+    )
+    _in_flight[key] = handle
+    _names[handle] = key
+    return handle
+
+
+def _is_done(handle: int) -> bool:
+    try:
+        return _torch.poll(handle)
+    except ValueError:  # given up by those who started it
+        return True
+
+
+def _ended(handle: int) -> None:
+    key = _names.pop(handle, None)
+    if key is not None:
+        _in_flight.pop(key, None)
+
+
 def _reduce_async(
     kind: int,
     tensors: list[torch.Tensor],
@@ -52,7 +105,7 @@ def _reduce_async(
     process_set: ProcessSet,
 ) -> int:
     number = set_id(process_set)
-    return _torch.submit(kind, tensors, grouped, in_place, name or "", op, -1, prescale, postscale, number)
+    return _submit(kind, tensors, grouped, in_place, name, op, -1, prescale, postscale, number)
 
 
 # allreduce
@@ -248,6 +301,7 @@ def sparse_allreduce_async(
             # Both handles end, whichever of them fails.
             for handle in handles[len(parts) :]:
                 _torch.forget(handle)
+                _ended(handle)
             raise
         indices, values = parts
         parts.clear()  # the handles have ended: a second call is an error
@@ -294,7 +348,7 @@ def _broadcast_async(
     tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
 ) -> int:
     number = set_id(process_set)
-    return _torch.submit(_BROADCAST, [tensor], False, in_place, name or "", Sum, root_rank, 1.0, 1.0, number)
+    return _submit(_BROADCAST, [tensor], False, in_place, name, Sum, root_rank, 1.0, 1.0, number)
 
 
 def broadcast_async(
@@ -371,7 +425,7 @@ def alltoall_async(
     came from each rank."""
     number = set_id(process_set)
     rows = _checked_splits(tensor, splits, process_set).tolist()
-    return _torch.submit(_ALLTOALL, [tensor], False, False, name or "", Sum, -1, 1.0, 1.0, number, rows)
+    return _submit(_ALLTOALL, [tensor], False, False, name, Sum, -1, 1.0, 1.0, number, rows)
 
 
 def alltoall(
@@ -478,7 +532,14 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
         raise ValueError(f"timeout={timeout}: expected seconds, at least 0")
     if callable(handle):
         return handle(timeout)
-    output, received_splits, _ = _torch.wait(handle, timeout)
+    try:
+        output, received_splits, _ = _torch.wait(handle, timeout)
+    except TimeoutError:
+        raise
+    except BaseException:
+        _ended(handle)
+        raise
+    _ended(handle)
     if received_splits:
         return output, torch.tensor(received_splits, dtype=torch.int32)
     return output
