@@ -125,10 +125,7 @@ struct IntElement {
     if (y >= 0x1p63) return std::numeric_limits<int64_t>::max();
     return static_cast<int64_t>(y);
   }
-  DAD_INLINE Acc Divide(Acc x, int n) {
-    const int64_t quotient = x / n;
-    return quotient - (x % n < 0 ? 1 : 0);
-  }
+  DAD_INLINE Acc Divide(Acc x, int n) { return x / n; }
 };
 
 struct BoolElement : IntElement<uint8_t> {

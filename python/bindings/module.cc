@@ -172,6 +172,14 @@ void ReduceZeros(const std::string& name, int64_t count, int process_set) {
 // States cross as (name, dtype, shape, bytes).
 using PyState = std::tuple<std::string, std::string, std::vector<int64_t>, py::bytes>;
 
+dad::DType DTypeNamed(const std::string& name) {
+  for (int i = 0; i < dad::kNumDTypes; ++i) {
+    const auto dtype = static_cast<dad::DType>(i);
+    if (name == dad::Name(dtype)) return dtype;
+  }
+  throw py::value_error("a saved state of type " + name);
+}
+
 std::vector<PyState> ExportState(int process_set, uint32_t stream, const std::string& name) {
   std::vector<PyState> states;
   for (const dad::StateTensor& tensor : Running()->ExportState(process_set, stream, name)) {
@@ -188,7 +196,7 @@ void ImportState(int process_set, uint32_t stream, const std::string& name,
   for (const auto& [key, dtype, shape, data] : states) {
     dad::StateTensor tensor;
     tensor.name = key;
-    tensor.dtype = dtype == "float64" ? dad::DType::kFloat64 : dad::DType::kFloat32;
+    tensor.dtype = DTypeNamed(dtype);
     tensor.shape = shape;
     const std::string_view bytes = data;
     const auto* first = reinterpret_cast<const std::byte*>(bytes.data());

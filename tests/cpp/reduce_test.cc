@@ -48,7 +48,7 @@ double Reference(ReduceOp op, const std::vector<Tensor>& inputs, int64_t i, DTyp
   }
   if (op == ReduceOp::kAverage) {
     acc /= static_cast<double>(inputs.size());
-    if (!IsFloating(dtype)) acc = std::floor(acc);
+    if (!IsFloating(dtype)) acc = std::trunc(acc);
   }
   return acc;
 }

@@ -56,6 +56,11 @@ def train(method, folder, phase):
         saved = torch.load(checkpoint, weights_only=True)
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
+        states, loaded = (of["dad"]["states"] for of in (saved["optimizer"], optimizer.state_dict()))
+        assert loaded.keys() == states.keys(), method
+        for name, tensors in states.items():
+            for key, tensor in tensors.items():
+                assert torch.equal(loaded[name][key], tensor), (method, name, key)
         begin = SAVED_AFTER
     for step in range(begin, STEPS):
         generator = torch.Generator().manual_seed(100 * step + hvd().rank())
