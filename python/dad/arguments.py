@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable
 from typing import Any
 
 from dad.basics import Adasum, Average, Max, Min, Product, Sum
@@ -49,3 +50,17 @@ def gradient_groups(
     if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
         raise ValueError(f"groups should be a non-negative integer or a list of list of {variables}.")
     return groups
+
+
+def weights_of(local_layers: Any) -> list[Any]:
+    """What can be trained of a layer of Keras, or of several."""
+    layers = [] if local_layers is None else local_layers
+    if not isinstance(layers, Iterable) or hasattr(layers, "trainable_weights"):
+        layers = [layers]
+    layers = list(layers)
+    if not all(hasattr(layer, "trainable_weights") for layer in layers):
+        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    for layer in layers:
+        if not layer.built:
+            raise ValueError(f"the local layer {layer.name} has no weights yet: build the model first")
+    return [weight for layer in layers for weight in layer.trainable_weights]

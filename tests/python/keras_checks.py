@@ -307,6 +307,31 @@ def check_broadcast_callback_and_local_variables():
         assert everyone[0][-1] != theirs[-1]
 
 
+def check_layers_whose_gradients_stay_here():
+    for scale in (True, False):
+        ours, theirs = make_model(), make_model()
+        optimizer = hvd.PartialDistributedOptimizer(
+            keras.optimizers.SGD(0.05), local_layers=ours.layers[-1], scale_local_gradients=scale
+        )
+        fit(ours, optimizer, shard(hvd.rank(), steps=1), epochs=1)
+        fit(theirs, keras.optimizers.SGD(0.05), joined(steps=1), epochs=1, batch_size=ROWS * hvd.size())
+        alone = make_model()
+        rate = 0.05 / (hvd.size() if scale else 1)
+        fit(alone, keras.optimizers.SGD(rate), shard(hvd.rank(), steps=1), epochs=1)
+        expected = [*theirs.get_weights()[:2], *alone.get_weights()[2:]]
+        for a, b in zip(ours.get_weights(), expected, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+    unbuilt = keras.layers.Dense(2)
+    for layers, words in (([unbuilt], f"{unbuilt.name} has no weights yet"), ([1], "must be of")):
+        raises(
+            ValueError,
+            lambda layers=layers: hvd.PartialDistributedOptimizer(
+                keras.optimizers.SGD(0.05), local_layers=layers
+            ),
+            words,
+        )
+
+
 def check_metrics_are_averaged_before_others_see_them():
     seen = []
     spy = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(dict(logs)))
@@ -463,6 +488,7 @@ def check_the_class_of_the_optimizer():
     assert again.flavour == "mint" and again._dad_settings.name == "named"
     config = keras.optimizers.serialize(optimizer)
     assert config["class_name"] == "Mine"
+    assert optimizer.variables() == optimizer.variables, "a method in older scripts"
     model = make_model()
     fit(model, optimizer, shard(hvd.rank()))
     with tempfile.TemporaryDirectory() as folder:

@@ -133,6 +133,11 @@ def check_indexed_slices():
     for run in (dense, tf.function(dense)):
         np.testing.assert_allclose(run(hvd().Sum), expected)
         np.testing.assert_allclose(run(hvd().Average), expected / hvd().size(), rtol=1e-6)
+    counts = tf.IndexedSlices(tf.fill([1, 2], rank), tf.range(1), tf.constant([5, 2]))
+    average = hvd().allreduce(counts)
+    assert average.values.dtype.is_floating, "integers have been divided as integers"
+    np.testing.assert_allclose(tf.reduce_sum(average.values, axis=0), [1.0, 1.0])
+    assert hvd().allreduce(counts, op=hvd().Sum).values.dtype == counts.values.dtype
     raises(NotImplementedError, lambda: dense(hvd().Adasum), "sparse_as_dense")
     raises(NotImplementedError, lambda: dense(hvd().Max))
     both = hvd().grouped_allreduce([slices, tf.ones(2)], op=hvd().Sum)
@@ -181,6 +186,22 @@ def check_broadcast_of_variables():
     a.assign([float(rank)] * 3)
     (value,) = hvd().broadcast_([a], root_rank=0)
     assert value.numpy().tolist() == a.numpy().tolist() == [0.0] * 3
+    raises(ValueError, lambda: hvd().broadcast_([tf.ones(2)], root_rank=0), "only variables")
+
+
+def check_broadcast_of_the_reference_variables_of_tf1():
+    v1 = tf.compat.v1
+    with tf.Graph().as_default(), v1.Session() as session:
+        a, b = (
+            v1.get_variable(name, initializer=tf.fill([2], float(hvd().rank())), use_resource=False)
+            for name in "ab"
+        )
+        written = hvd().broadcast_([a], root_rank=1)
+        broadcast = hvd().broadcast_variables([b], root_rank=2)
+        session.run(v1.global_variables_initializer())
+        assert session.run(written)[0].tolist() == session.run(a).tolist() == [1.0, 1.0]
+        session.run(broadcast)
+        assert session.run(b).tolist() == [2.0, 2.0]
 
 
 def check_alltoall():

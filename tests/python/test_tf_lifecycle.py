@@ -144,6 +144,12 @@ check(lambda: keras.optimizers.Adam(0.01))
 check(lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1))
 check(lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9))
 check(lambda: keras.optimizers.SGD(0.05), backward_passes_per_step=2, average_aggregated_gradients=True)
+variable = tf.Variable(1.0)
+for optimizer in (keras.optimizers.SGD(), keras.optimizers.legacy.SGD()):
+    optimizer = hvd.DistributedOptimizer(optimizer)
+    for compute in (optimizer.compute_gradients, optimizer._compute_gradients):
+        ((gradient, _),) = compute(lambda: variable * hvd.rank(), [variable])
+        assert float(gradient) == 0.5
 m = model()
 history = fit(
     m, hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9)), shard(hvd.rank()), 4,

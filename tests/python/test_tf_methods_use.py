@@ -180,10 +180,11 @@ def check_sessions_of_tf1():
     rows = 2 + hvd().rank()
     data = [np.random.default_rng(10 + rank).normal(size=(2 + rank, 12)) for rank in range(hvd().size())]
     expected = np.mean([d.T @ np.tanh(d @ weights) * 2 / d.shape[0] / 30 for d in data], axis=0)
-    for method in ("dad", "exact", "none"):
+
+    def check(method, use_resource):
         with tf.Graph().as_default():
             x = v1.placeholder(tf.float32, [None, 12])
-            kernel = v1.get_variable("kernel", initializer=weights, use_resource=True)
+            kernel = v1.get_variable("kernel", initializer=weights, use_resource=use_resource)
             target = tf.stop_gradient(tf.matmul(x, kernel) - tf.tanh(tf.matmul(x, kernel)))
             loss = tf.reduce_mean(tf.square(tf.matmul(x, kernel) - target))
             optimizer = hvd().DistributedOptimizer(v1.train.GradientDescentOptimizer(0.0), compression=method)
@@ -194,6 +195,19 @@ def check_sessions_of_tf1():
                     found = session.run(gradient, {x: data[hvd().rank()].astype(np.float32)})
                     assert data[hvd().rank()].shape[0] == rows
                     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6, err_msg=method)
+
+    for method in ("dad", "exact", "none"):
+        check(method, use_resource=True)
+    # What tf.disable_v2_behavior() does to graphs, as most scripts of TF1 call it.
+    v1.disable_v2_tensorshape()
+    v1.disable_control_flow_v2()
+    try:
+        for method in ("dad", "exact"):
+            check(method, use_resource=False)
+        assert not isinstance(tf.TensorShape([1])[0], int), "the user's setting is gone"
+    finally:
+        v1.enable_v2_tensorshape()
+        v1.enable_control_flow_v2()
 
 
 def check_eager_and_custom_steps():

@@ -33,7 +33,7 @@ from dad.basics import (
 from dad.errors import DadInternalError, HorovodInternalError, HostsUpdatedInterrupt, MismatchError
 from dad.keras import callbacks, elastic
 from dad.keras.framework import framework as _framework
-from dad.keras.optimizer import DistributedOptimizer
+from dad.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from dad.keras.saving import load_model
 from dad.keras.values import (
     allgather,

@@ -7,12 +7,19 @@ from typing import Any
 import keras
 
 from dad._keras.settings import Settings
-from dad.arguments import gradient_groups
+from dad.arguments import gradient_groups, weights_of
 from dad.basics import Average, Sum
 from dad.keras import patches
 from dad.keras.compressor_state import SavedState
 from dad.keras.framework import framework
 from dad.process_sets import ProcessSet, global_process_set
+
+
+class _Variables(list):
+    """For scripts that say optimizer.variables(), which was a method before Keras 3."""
+
+    def __call__(self) -> list[Any]:
+        return self
 
 
 class DistributedMixin:
@@ -39,6 +46,10 @@ class DistributedMixin:
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays on this rank."""
         self._dad.register_local(var)
+
+    @property
+    def variables(self) -> Any:
+        return _Variables(super().variables)  # type: ignore[misc]
 
     @property
     def _dad_state(self) -> Any:
@@ -138,6 +149,41 @@ def DistributedOptimizer(
         optimizer.inner_optimizer = _with_mixin(inner, settings)
         return optimizer
     return _with_mixin(optimizer, settings)
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """DistributedOptimizer that leaves the gradients of `local_layers` (a layer, or several) on this rank."""
+    local_weights = weights_of(local_layers)
+    distributed = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    inner = getattr(distributed, "inner_optimizer", distributed)
+    for weight in local_weights:
+        inner.register_local_var(weight)
+    return distributed
 
 
 def _with_mixin(optimizer: Any, settings: Settings) -> Any:

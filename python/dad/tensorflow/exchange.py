@@ -188,7 +188,7 @@ def tensor_of(name: str, variable: Any, found: Found, method: Any) -> Tensor:
         out=layout.out,
         columns=layout.columns,
         shape=(math.prod(variable.shape),) if vector else (layout.out, layout.columns),
-        element_bytes=variable.dtype.size,
+        element_bytes=variable.dtype.base_dtype.size,
         dtype=variable.dtype.base_dtype.name,
     )
 
@@ -377,7 +377,7 @@ class _Call:
             board=exchange.board.id,
             parts=parts,
             names=[exchange._wire_name(self._names[i]) for i in members],
-            dtypes=[self._variables[i].dtype for i in members],
+            dtypes=[self._variables[i].dtype.base_dtype for i in members],
             shapes=shapes,
             reduce_op=exchange._op,
             prescale=repr(float(before)),

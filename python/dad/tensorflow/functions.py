@@ -12,7 +12,7 @@ import tensorflow as tf
 from dad.basics import rank
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.graph import is_eager, plain
-from dad.tensorflow.ops import allgather, broadcast, broadcast_in_place, resource
+from dad.tensorflow.ops import allgather, broadcast, broadcast_in_place
 
 
 @plain
@@ -27,14 +27,8 @@ def broadcast_variables(
     variables: tf.Variable or variables of Keras. They are written in place where nobody else reads their
     memory, whatever `inplace` says; it is accepted for Horovod's sake.
     """
-    variables = [resource(variable) for variable in variables]
-    resources = [v for v in variables if getattr(v, "handle", None) is not None]
-    references = [v for v in variables if getattr(v, "handle", None) is None]
-    done = []
-    if resources:
-        done.append(broadcast_in_place(resources, root_rank, process_set=process_set))
-    done += [v.assign(broadcast(v, root_rank, process_set=process_set)) for v in references]
-    return None if is_eager() else tf.group(*[op for op in done if op is not None])
+    operations = broadcast_in_place(list(variables), root_rank, process_set=process_set)
+    return None if is_eager() else tf.group(*operations)
 
 
 @plain

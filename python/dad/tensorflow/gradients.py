@@ -22,7 +22,7 @@ from dad.state_bytes import from_bytes, to_bytes
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
 from dad.tensorflow.exchange import FLOATING, MethodExchange
-from dad.tensorflow.graph import is_eager, plain, wire_name
+from dad.tensorflow.graph import is_eager, plain, sizes_as_numbers, wire_name
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
@@ -57,6 +57,11 @@ def _key(variable: Any) -> int:
     return id(resource(variable))
 
 
+def _plain_compressor(compression: Any, name: str) -> Any:
+    """Of a tensor that goes by itself: no method that is planned for fits it."""
+    return compressor("none" if planned_method(compression, name) is not None else compression, name)
+
+
 @dataclass(frozen=True)
 class Row:
     """A tensor of which a plan tells."""
@@ -71,8 +76,10 @@ class Row:
     @staticmethod
     def of(name: str, variable: Any, compression: Any, planned: bool = False) -> Row:
         method = planned_method(compression, name)
-        chosen = compressor("none" if method is not None else compression, name)
-        return Row(name, tuple(variable.shape), tf.as_dtype(variable.dtype), chosen, method, planned)
+        dtype = tf.as_dtype(variable.dtype).base_dtype
+        return Row(
+            name, tuple(variable.shape), dtype, _plain_compressor(compression, name), method, planned
+        )
 
     @property
     def element_bytes(self) -> int:
@@ -129,6 +136,7 @@ class GradientReducer:
         return _key(variable) in self._local
 
     @plain
+    @sizes_as_numbers()
     def __call__(
         self,
         gradients: Sequence[Any],
@@ -222,7 +230,7 @@ class GradientReducer:
         if gradient is None or not self.has_methods or self.is_local(variable):
             return False
         replaces = getattr(variable, "overwrite_with_gradient", False)
-        floating = resource(variable).dtype in FLOATING
+        floating = resource(variable).dtype.base_dtype in FLOATING  # a reference of TF1 is not its base
         return not replaces and floating and planned_method(self.compression, name) is not None
 
     def _exchange(self, variables: Sequence[Any]) -> MethodExchange:
@@ -338,7 +346,7 @@ class GradientReducer:
                     results[i] = gradient
             return results
         with tf.device(self.devices[0]):
-            chosen = [compressor(self.compression, name) for name in names]
+            chosen = [_plain_compressor(self.compression, name) for name in names]
             compressed = [c.compress(g) for c, g in zip(chosen, gradients, strict=True)]
             wires = [self._wire_name(name) for name in names]
             is_statistic = all(replaces)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -71,3 +72,16 @@ def run_any_time(tensors: Sequence[Any]) -> None:
     manager = getattr(_ops.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(tensors[0].op)
+
+
+@contextlib.contextmanager
+def sizes_as_numbers() -> Iterator[None]:
+    """After tf.disable_v2_behavior() the sizes in a shape are objects: within this they are int or None."""
+    if isinstance(tf.TensorShape([1])[0], int):
+        yield
+        return
+    tf.compat.v1.enable_v2_tensorshape()
+    try:
+        yield
+    finally:
+        tf.compat.v1.disable_v2_tensorshape()

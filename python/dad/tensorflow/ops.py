@@ -187,9 +187,11 @@ def allreduce_slices(
     else:
         (values,) = raw_allgather([slices.values], [values_name], process_set, stream)
         (indices,) = raw_allgather([slices.indices], [indices_name], process_set, stream)
-    factor = prescale * postscale / (_set_size(process_set) if op == Average else 1)
-    if factor != 1.0:
-        values = values * tf.cast(factor, values.dtype)
+    divisor = (_set_size(process_set) if op == Average else 1) / (prescale * postscale)
+    if divisor != 1.0:
+        # Of integers it makes floats, as in Horovod: their own dtype has no 1/2.
+        floats = values if values.dtype.is_floating else tf.cast(values, tf.float64)
+        values = floats / tf.cast(divisor, floats.dtype)
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
@@ -345,9 +347,10 @@ def broadcast_(
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
     """Gives the variables the root's values, in place; returns their values."""
-    operation = broadcast_in_place(variables, root_rank, name, process_set)
-    with tf.control_dependencies([operation] if operation is not None else []):
-        return [resource(variable).read_value() for variable in variables]
+    variables = [resource(variable) for variable in variables]
+    operations = broadcast_in_place(variables, root_rank, name, process_set)
+    with tf.control_dependencies(operations):
+        return [variable.read_value() for variable in variables]
 
 
 def resource(variable: Any) -> Any:
@@ -361,20 +364,27 @@ def broadcast_in_place(
     root_rank: int,
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
-) -> Any:
-    """The op that gives the variables the root's values; None in eager mode, where it has been done."""
+) -> list[Any]:
+    """The ops that give the variables the root's values; none in eager mode, where it has been done."""
     variables = [resource(variable) for variable in variables]
-    if any(getattr(variable, "handle", None) is None for variable in variables):
-        raise ValueError("only resource variables can be broadcast in place")
+    if not all(hasattr(variable, "assign") for variable in variables):
+        raise ValueError("only variables can be broadcast in place")
+    resources = [v for v in variables if getattr(v, "handle", None) is not None]
+    references = [v for v in variables if getattr(v, "handle", None) is None]  # only in graphs of TF1
     base = name or "broadcast_variables"
-    names = [wire_name(base, f"{base}.{i}.{v.name}") for i, v in enumerate(variables)]
-    return lib.dad_broadcast_variables(
-        resources=[variable.handle for variable in variables],
-        names=names,
-        root_rank=root_rank,
-        process_set=set_id(process_set),
-        user_waits=is_eager(),
-    )
+    operations = [
+        v.assign(broadcast(v, root_rank, f"{base}.{v.op.name}", process_set=process_set)) for v in references
+    ]
+    if resources:
+        operation = lib.dad_broadcast_variables(
+            resources=[variable.handle for variable in resources],
+            names=[wire_name(base, f"{base}.{i}.{v.name}") for i, v in enumerate(resources)],
+            root_rank=root_rank,
+            process_set=set_id(process_set),
+            user_waits=is_eager(),
+        )
+        operations.append(operation)
+    return [] if is_eager() else operations
 
 
 # alltoall

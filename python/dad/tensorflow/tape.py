@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
 
-from dad.arguments import gradient_groups
+from dad.arguments import gradient_groups, weights_of
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.factors import Recorder
@@ -116,12 +115,7 @@ def PartialDistributedGradientTape(
 ) -> Any:
     """DistributedGradientTape that leaves the gradients of `local_layers` (a layer of Keras, or several) as
     they are on this rank."""
-    layers = [] if local_layers is None else local_layers
-    if not isinstance(layers, Iterable) or hasattr(layers, "trainable_weights"):
-        layers = [layers]
-    layers = list(layers)
-    if not all(hasattr(layer, "trainable_weights") for layer in layers):
-        raise ValueError("All local layers must be of tf.keras.layers.Layer type.")
+    local_weights = weights_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,
         device_dense,
@@ -135,7 +129,6 @@ def PartialDistributedGradientTape(
         process_set,
         scale_local_gradients,
     )
-    for layer in layers:
-        for variable in layer.trainable_weights:
-            tape.register_local_source(variable)
+    for variable in local_weights:
+        tape.register_local_source(variable)
     return tape

@@ -37,12 +37,16 @@ class LegacyMixin:
         self._dad.register_local(var)
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
+        if not hasattr(super(), "compute_gradients"):
+            return self._compute_gradients(loss, var_list, tape=tape)
         return self._dad_pairs(super().compute_gradients(loss, var_list, tape=tape))  # type: ignore[misc]
 
     def _compute_gradients(
         self, loss: Any, var_list: Any, grad_loss: Any = None, tape: Any = None
     ) -> list[tuple[Any, Any]]:
-        """The same, of the optimizers in tf_keras.optimizers.legacy."""
+        """The same, of the optimizers in tf_keras.optimizers.legacy. Horovod has both for either kind."""
+        if not hasattr(super(), "_compute_gradients"):
+            return self.compute_gradients(loss, var_list, tape=tape)
         pairs = super()._compute_gradients(loss, var_list, grad_loss, tape=tape)  # type: ignore[misc]
         return self._dad_pairs(pairs)
 
