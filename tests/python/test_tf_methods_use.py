@@ -169,6 +169,17 @@ def check_ranks_that_disagree_all_get_an_error():
         tf.errors.FailedPreconditionError, lambda: step(tf.constant(x), tf.constant(y)), "rank=2", "rank=3"
     )
     assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
+    # A rank without a method sends while this one plans.
+    optimizer = hvd().DistributedOptimizer(
+        keras.optimizers.SGD(0.05), name="mixed", compression="int8" if hvd().rank() == 0 else "none"
+    )
+    model.compile(optimizer, loss="mse")
+    raises(
+        tf.errors.FailedPreconditionError,
+        lambda: model.fit(*shard(hvd().rank()), batch_size=4, epochs=1, verbose=0),
+        "ranks disagree on",
+    )
+    assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
     raises(ValueError, lambda: make_step(model, "dad", False, op=hvd().Max)(x, y), "Average and op=Sum")
     raises(ValueError, lambda: hvd().allreduce(np.ones(3), compression="rank_dad"), "keeps state")
 
