@@ -77,9 +77,7 @@ class Row:
     def of(name: str, variable: Any, compression: Any, planned: bool = False) -> Row:
         method = planned_method(compression, name)
         dtype = tf.as_dtype(variable.dtype).base_dtype
-        return Row(
-            name, tuple(variable.shape), dtype, _plain_compressor(compression, name), method, planned
-        )
+        return Row(name, tuple(variable.shape), dtype, _plain_compressor(compression, name), method, planned)
 
     @property
     def element_bytes(self) -> int:
