@@ -122,10 +122,15 @@ def add_options(parser: argparse.ArgumentParser, name: str, methods: list[str]) 
 
 
 def run_cells(
-    benchmark: str, cells: list[Row], options: argparse.Namespace, result: Result, timeout: float
+    benchmark: str,
+    cells: list[Row],
+    options: argparse.Namespace,
+    result: Result,
+    timeout: float,
+    only_known: bool = False,
 ) -> list[Row]:
-    """Runs the cells that are not there yet; what is known of all of them afterwards. A cell is what
-    work() gets: numbers and words whose names differ from those of its results."""
+    """Runs the cells that are not there yet (only_known: leaves them out); what is known of all of them
+    afterwards. A cell is what work() gets: numbers and words whose names differ from those of its results."""
     known = _read(options.csv) if options.resume else []
     options.csv.parent.mkdir(parents=True, exist_ok=True)
     if not known:
@@ -133,6 +138,8 @@ def run_cells(
     done = []
     for cell in cells:
         row = _find(known, cell)
+        if row is None and only_known:
+            continue
         if row is None:
             progress(f"{benchmark}: " + ", ".join(f"{key} {value}" for key, value in cell.items()))
             try:

@@ -152,7 +152,7 @@ def run(settings: Settings) -> Result:
     if options.plot and not options.csv.exists():
         result.left_out.append("nothing has been measured yet: run without --plot")
         return result
-    rows = run_cells("accuracy_vgc", cells, options, result, timeout=7200)
+    rows = run_cells("accuracy_vgc", cells, options, result, timeout=7200, only_known=options.plot)
     result.rows = summary(rows, "accuracy")
     if rows:
         progress(plot(folder, rows))

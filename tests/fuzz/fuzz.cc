@@ -101,7 +101,8 @@ void Require(const Status& status, const char* what) {
 size_t LargestAllocation() { return largest_allocation.load(std::memory_order_relaxed); }
 
 Bytes Input::Chunk() {
-  const size_t length = std::min(Short(), rest_.size());
+  const size_t wanted = Short();  // before what is left is counted
+  const size_t length = std::min(wanted, rest_.size());
   const ByteSpan bytes = rest_.first(length);
   rest_ = rest_.subspan(length);
   return {bytes.begin(), bytes.end()};
