@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable
+from numbers import Integral, Real
 from typing import Any
 
 from dad.basics import Adasum, Average, Max, Min, Product, Sum
@@ -27,6 +29,8 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
 
 
 def set_id(process_set: ProcessSet) -> int:
+    if not isinstance(process_set, ProcessSet):
+        raise ValueError(f"process_set={process_set!r} is not a ProcessSet")
     number = process_set.process_set_id
     if number is None:
         raise ValueError(f"{process_set} was not given to init() or add_process_set()")
@@ -42,12 +46,18 @@ def gradient_groups(
     stacklevel: int = 3,
 ) -> Any:
     """The groups that are meant; ValueError for what Horovod refuses too."""
+    if not (isinstance(gradient_predivide_factor, Real) and 0 < gradient_predivide_factor < math.inf):
+        raise ValueError(f"gradient_predivide_factor={gradient_predivide_factor!r} is not a positive number")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor not supported with op != Average")
     if num_groups:
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=stacklevel)
         groups = num_groups if groups is None else groups
-    if groups is not None and not isinstance(groups, list | tuple) and not groups > 0:
+    if isinstance(groups, list | tuple):
+        possible = all(isinstance(group, list | tuple) for group in groups)
+    else:
+        possible = groups is None or (isinstance(groups, Integral) and groups > 0)
+    if not possible:
         raise ValueError(f"groups should be a non-negative integer or a list of list of {variables}.")
     return groups
 

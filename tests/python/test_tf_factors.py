@@ -1,151 +1,30 @@
 """What gradients are made of: every layer's gradient, put together again of what `find` sees."""
 
 import collections
-import os
 import weakref
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-if not getattr(tf.keras, "__version__", "2").startswith("3."):
-    pytest.skip("needs Keras 3", allow_module_level=True)
-
-import keras
 import torch
 from tensorflow.python.eager import context
 
 from dad.tensorflow.factors import Recorder, find
+from tf_factors_util import (
+    GRAPH_AND_EAGER,
+    MODES,
+    Checked,
+    L,
+    Plain,
+    check_model,
+    normal,
+    options,
+    plain_graphs,
+    square_loss,
+)
 
-L = keras.layers
-
-
-def rebuilt(found, index, factors):
-    """The gradient of one variable, of factors and rest only. `factors` holds those of each use."""
-    one = found[index]
-    layout = one.layout
-    wide = tf.float64
-    if one.rides_with is not None:
-        weight = found[one.rides_with]
-        total = tf.zeros([weight.layout.out], wide)
-        for use, (_, d) in zip(weight.uses, factors[one.rides_with], strict=True):
-            rows = tf.reduce_sum(tf.cast(d, wide), 0)
-            total += tf.pad(rows, [(use.out_begin, weight.layout.out - use.out_begin - tf.shape(rows)[0])])
-        return tf.reshape(total, layout.shape)
-    total = tf.zeros(layout.shape, wide)
-    for use, (a, d) in zip(one.uses, factors[index], strict=True):
-        d = tf.cast(d, wide)
-        if use.kind == "indexed":
-            assert a.dtype == tf.int64
-            matrix = tf.math.unsorted_segment_sum(d, a, layout.out)
-        else:
-            part = tf.matmul(d, tf.cast(a, wide), transpose_a=True)
-            end = layout.out - use.out_begin - tf.shape(part)[0]
-            matrix = tf.pad(part, [(use.out_begin, end), (0, 0)])
-        total += layout.from_wire(matrix)
-    return total + added(one, [tf.convert_to_tensor(rest) for rest in one.rest])
-
-
-def added(one, tensors):
-    total = tf.zeros(one.layout.shape, tf.float64)
-    for tensor in tensors:
-        total += tf.cast(tensor, tf.float64)
-    return total
-
-
-class Checked:
-    """A step's gradients, and what `find` makes of them; compared when it is made."""
-
-    def __init__(self, variables, loss, *inputs, tolerance=1e-5, dynamic=True, eager=False, change=None):
-        self.variables = [v.value if isinstance(v, keras.Variable) else v for v in variables]
-        self.tolerance = tolerance
-        self._loss, self._change = loss, change
-        if eager:
-            outcome = self._step(True, *inputs)
-        else:
-            specs = [tf.TensorSpec([None] * dynamic + x.shape[int(dynamic) :], x.dtype) for x in inputs]
-            # AutoGraph would read the source of every function here, which takes longer than all the rest.
-            function = tf.function(lambda *x: self._step(False, *x), autograph=False)
-            outcome = function.get_concrete_function(*specs)(*inputs)
-        self.gradients, self.rebuilt, self.formed, self.factors, self.rows, self.samples = outcome
-        for index, (want, *got) in enumerate(zip(self.gradients, self.rebuilt, self.formed, strict=True)):
-            for one in got:
-                self.compare(want, one, self.found[index])
-
-    def _step(self, eager, *inputs):
-        recorder = Recorder() if eager else None
-        with tf.GradientTape() as tape:
-            loss = self._loss(*inputs)
-        if eager:
-            with recorder:
-                gradients = self._take(tape, loss)
-        else:
-            gradients = self._take(tape, loss)
-        found = self.found = find(gradients, self.variables, **({"recorder": recorder} if eager else {}))
-        factors = [[use.factors(*use.inputs) for use in one.uses] for one in found]
-        again = [rebuilt(found, index, factors) for index in range(len(found))]
-        formed = []
-        for one, variable, other in zip(found, self.variables, again, strict=True):
-            parts = [use.gradient(*use.inputs) for use in one.uses]
-            assert all(part.shape == variable.shape and part.dtype == variable.dtype for part in parts)
-            whole = added(one, parts + [tf.convert_to_tensor(rest) for rest in one.rest])
-            formed.append(whole if one.rides_with is None else other)
-        dense = [
-            tf.zeros(v.shape) if g is None else tf.convert_to_tensor(g)
-            for g, v in zip(gradients, self.variables, strict=True)
-        ]
-        rows = [[use.num_rows() for use in one.uses] for one in found]
-        samples = [[use.num_samples() for use in one.uses] for one in found]
-        return dense, again, formed, factors, rows, samples
-
-    def _take(self, tape, loss):
-        gradients = tape.gradient(loss, self.variables)
-        return self._change(gradients) if self._change else gradients
-
-    def compare(self, want, got, one):
-        want, got = np.asarray(want, np.float64), np.asarray(got, np.float64)
-        assert np.all(np.isfinite(want))
-        # Gradients that are zero but for rounding, such as those of the keys' bias, compare with the others.
-        largest = max(np.abs(np.asarray(gradient)).max(initial=0) for gradient in self.gradients)
-        scale = max(np.abs(want).max(initial=0), 1e-2 * float(largest))
-        assert np.abs(want - got).max(initial=0) <= self.tolerance * scale, one
-
-
-def square_loss(model):
-    def loss(*inputs):
-        out = model(*inputs)
-        weight = tf.cast(tf.range(1, tf.size(out) + 1), tf.float32) / tf.cast(tf.size(out), tf.float32)
-        return tf.reduce_sum(tf.cast(out, tf.float32) ** 2 * tf.reshape(weight, tf.shape(out)))
-
-    return loss
-
-
-def check_model(model, *inputs, **options):
-    model(*inputs)
-    return Checked(model.trainable_variables, square_loss(model), *inputs, **options)
-
-
-def normal(*shape, dtype=tf.float32):
-    return tf.constant(np.random.default_rng(sum(shape)).standard_normal(shape), dtype)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def plain_graphs():
-    """Optimizing graphs takes longer than running them here."""
-    before = tf.config.optimizer.get_experimental_options()
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    yield
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False, **before})
-
-
-MODES = pytest.mark.parametrize("mode", ["graph", "static", "eager"])
-GRAPH_AND_EAGER = pytest.mark.parametrize("mode", ["graph", "eager"])
-
-
-def options(mode):
-    return {"dynamic": mode == "graph", "eager": mode == "eager"}
+__all__ = ["plain_graphs"]  # a fixture
 
 
 @MODES
@@ -298,22 +177,6 @@ def test_attention_is_four_products(mode):
     assert len(kernels) == 4 and all(not one.rest and one.bias is not None for one in kernels)
     assert [one.layout.columns for one in kernels] == [5, 5, 5, 6]
     assert all(int(rows[0]) == 24 for rows in checked.rows if rows)
-
-
-class Plain(tf.Module):
-    """Variables and a function of them."""
-
-    def __init__(self, function, **shapes):
-        super().__init__()
-        self._function = function
-        self.all = [tf.Variable(normal(*shape), name=name) for name, shape in sorted(shapes.items())]
-
-    @property
-    def trainable_variables(self):
-        return self.all
-
-    def __call__(self, *inputs):
-        return self._function(*inputs, *self.all)
 
 
 PRODUCTS = {
@@ -621,149 +484,6 @@ def test_explicit_padding_and_strides():
 
     checked = check_model(Plain(function, w=(3, 2, 3, 4)), normal(2, 8, 7, 3))
     assert len(checked.found[0].uses) == 1
-
-
-def check_links(checked, want):
-    """`want` has the activation of each linked variable. D of the lower use is made again from the upper one."""
-    derivatives = {
-        "relu": lambda y, slope: (y > 0).astype(y.dtype),
-        "leaky_relu": lambda y, slope: np.where(y > 0, 1, slope),
-        "tanh": lambda y, slope: 1 - y * y,
-        "sigmoid": lambda y, slope: y * (1 - y),
-    }
-    seen = {}
-    for index, one in enumerate(checked.found):
-        for number, use in enumerate(one.uses):
-            if use.link is None:
-                continue
-            seen[index] = use.link.activation
-            upper = checked.found[use.link.upper]
-            y, d = (factor.numpy() for factor in checked.factors[use.link.upper][use.link.upper_use])
-            weight = upper.layout.to_wire(checked.variables[use.link.upper]).numpy()
-            made = d @ weight * derivatives[use.link.activation](y, use.link.slope)
-            np.testing.assert_allclose(made, checked.factors[index][number][1].numpy(), rtol=1e-4, atol=1e-5)
-    assert seen == want
-
-
-@pytest.mark.parametrize("shape", [(4, 5), (4, 6, 5)], ids=["rows", "sequences"])
-def test_links_through_activations(shape):
-    slope = lambda x: keras.activations.leaky_relu(x, 0.3)  # noqa: E731
-    model = keras.Sequential(
-        [L.Dense(4, activation=activation) for activation in ("relu", slope, "tanh", "sigmoid", None)]
-    )
-    checked = check_model(model, normal(*shape))
-    check_links(checked, {0: "relu", 2: "leaky_relu", 4: "tanh", 6: "sigmoid"})
-    assert checked.found[0].uses[0].link.upper == 2 and checked.found[0].uses[0].link.upper_use == 0
-    assert checked.found[2].uses[0].link.slope == pytest.approx(0.3)
-
-
-def test_links_of_weights_that_lie_the_other_way():
-    def function(x, a, b, c):
-        return tf.matmul(tf.tanh(tf.matmul(tf.nn.relu(x @ a + b), c, transpose_b=True)), a)
-
-    shapes = {"a": (5, 4), "b": (4,), "c": (5, 4)}
-    checked = check_model(Plain(function, **shapes), normal(3, 5))
-    # `a` is used twice, and its bias counts once only: the layers are not of the form A W + b for both uses.
-    check_links(checked, {2: "tanh"})
-
-
-SMOOTH = {
-    "gelu": (keras.activations.gelu, "gelu"),
-    "gelu of tf.nn": (lambda x: tf.nn.gelu(x, approximate=False), "gelu"),
-    "approximate gelu": (lambda x: keras.activations.gelu(x, approximate=True), "gelu_tanh"),
-    "silu": (keras.activations.silu, "silu"),
-    "silu by hand": (lambda x: x * tf.sigmoid(x), "silu"),
-    "another": (lambda x: x * tf.sigmoid(1.702 * x), None),
-    "softplus": (keras.activations.softplus, None),
-    "gelu of something else": (lambda x: keras.activations.gelu(x * 1.01), None),
-    "gelu with noise": (lambda x: keras.activations.gelu(x) + 0.01 * tf.random.normal(tf.shape(x)), None),
-}
-
-
-@pytest.mark.parametrize("activation", SMOOTH)
-def test_links_through_smooth_activations(activation):
-    function, name = SMOOTH[activation]
-    x = normal(4, 5) if activation != "gelu" else normal(4, 3, 5)
-    checked = check_model(keras.Sequential([L.Dense(4, activation=function), L.Dense(3)]), x)
-    link = checked.found[0].uses[0].link
-    assert (link.activation if link else None) == name
-    if link is None:
-        return
-    weight, bias, above, _ = checked.variables
-    a, d = checked.factors[0][0]
-    h = tf.matmul(a, weight) + bias
-    with tf.GradientTape() as tape:
-        tape.watch(h)
-        y = function(h)
-    made = tape.gradient(y, h, tf.matmul(checked.factors[2][0][1], above, transpose_b=True))
-    np.testing.assert_allclose(made, d, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(y, checked.factors[2][0][0], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("mode", ["recorded forward", "backward only"])
-def test_links_in_eager_mode_need_the_forward_pass(mode):
-    model = keras.Sequential([L.Dense(4, activation="relu"), L.Dense(3)])
-    x = normal(4, 5)
-    model(x)
-    variables = [v.value for v in model.trainable_variables]
-    recorder = Recorder()
-    if mode == "recorded forward":
-        with recorder, tf.GradientTape() as tape:
-            loss = square_loss(model)(x)
-            gradients = tape.gradient(loss, variables)
-    else:
-        with tf.GradientTape() as tape:
-            loss = square_loss(model)(x)
-        with recorder:
-            gradients = tape.gradient(loss, variables)
-    found = find(gradients, variables, recorder=recorder)
-    assert [one.bias for one in found] == [1, None, 3, None]
-    assert (found[0].uses[0].link is not None) == (mode == "recorded forward")
-
-
-class Block(keras.Model):
-    """Two layers, and something between them."""
-
-    def __init__(self, between, activation="relu", **settings):
-        super().__init__()
-        self.first = L.Dense(4, activation=activation, **settings)
-        self.second = L.Dense(4, **settings)
-        self.between = between
-
-    def call(self, x):
-        return self.between(self, x)
-
-
-@pytest.mark.parametrize(
-    "between",
-    {
-        "residual": lambda m, x: m.second(m.first(x) + x),
-        "second consumer of the output": lambda m, x: (lambda y: m.second(y) + tf.sin(y))(m.first(x)),
-        "dropout": lambda m, x: m.second(tf.nn.dropout(m.first(x), 0.5, seed=1)),
-        "scale": lambda m, x: m.second(m.first(x) * 2.0),
-        "reshape into other rows": lambda m, x: m.second(tf.reshape(m.first(x), [-1, 2, 4])[:, 0]),
-        "norm": lambda m, x: m.second(tf.math.l2_normalize(m.first(x), -1)),
-    }.items(),
-    ids=lambda item: item[0],
-)
-def test_no_link_if_anything_else_is_between(between):
-    check_links(check_model(Block(between[1]), normal(4, 4)), {})
-
-
-def test_no_link_in_mixed_precision_or_without_activation():
-    chain = lambda m, x: m.second(m.first(x))  # noqa: E731
-    check_links(check_model(Block(chain, dtype="mixed_bfloat16"), normal(4, 4), tolerance=4e-2), {})
-    check_links(check_model(Block(chain, activation=None), normal(4, 4)), {})
-    check_links(check_model(Block(chain), normal(4, 4)), {0: "relu"})
-
-
-def test_second_consumer_of_the_preactivation_breaks_the_link():
-    def function(x, a, b, c):
-        h = x @ a + b
-        return tf.nn.relu(h) @ c + h
-
-    checked = check_model(Plain(function, a=(4, 4), b=(4,), c=(4, 4)), normal(3, 4))
-    check_links(checked, {})
 
 
 def executed_ops(function, *inputs):

@@ -98,7 +98,15 @@ def check_arguments_of_the_tape():
         lambda: hvd().DistributedGradientTape(tape, gradient_predivide_factor=2.0, op=hvd().Sum),
         "gradient_predivide_factor",
     )
-    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, groups=-1), "groups")
+    for groups in (-1, "a", [1, 2], 1.5):
+        raises(ValueError, lambda groups=groups: hvd().DistributedGradientTape(tape, groups=groups), "groups")
+    for factor in (0, -1.0, "a", float("inf")):
+        raises(
+            ValueError,
+            lambda factor=factor: hvd().DistributedGradientTape(tape, gradient_predivide_factor=factor),
+            "gradient_predivide_factor",
+        )
+    raises(ValueError, lambda: hvd().allreduce(tf.ones(1), process_set=None), "process_set=None")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression="vgc:alpha=-1"), "alpha")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression=3), "compression=3")
 
