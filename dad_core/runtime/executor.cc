@@ -37,7 +37,7 @@ struct Executor::Batch {
 
 StepInput InputOf(RequestState& request, int tensor) {
   StepInput input;
-  input.mine = &request.request.tensors[static_cast<size_t>(tensor)];
+  input.mine = request.request.tensors.data() + tensor;  // a barrier has none
   input.received_splits = &request.splits;
   input.report = &request.report;
   input.submit_id = request.submit_id;
