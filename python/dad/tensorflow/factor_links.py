@@ -161,8 +161,7 @@ class _Links:
             (upper, number)
             for upper, number in self._uppers[self._key(product.inputs[0])]
             if self._reads(product.inputs[1], bool(product.attr("transpose_b")), upper, True)
-            and scales_of(self._nodes, use.path)
-            == scales_of(self._nodes, self._found[upper].uses[number].path)
+            and self._scales(use) == self._scales(self._found[upper].uses[number])
         ]
 
     def _scales(self, use):

@@ -6,6 +6,7 @@ computed and keeps what every op read and wrote.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import math
 
@@ -14,15 +15,15 @@ import tensorflow as tf
 from tensorflow.python.framework import op_callbacks
 
 
-class Node:
+class Node(abc.ABC):
     """The op that made a tensor; `index` says which of its outputs the tensor is."""
 
     type: str
     index: int
     inputs: tuple[tf.Tensor, ...]
 
-    def attr(self, name):
-        raise NotImplementedError
+    @abc.abstractmethod
+    def attr(self, name): ...
 
     def body(self) -> tuple[tf.Tensor, dict] | None:
         """If this is the call of a function: the tensor that the function returns here, in the function's own

@@ -58,11 +58,7 @@ def _submit(
     process_set: int,
     *rows: list[int],
 ) -> int:
-    if not name:
-        return _torch.submit(
-            kind, tensors, grouped, in_place, "", op, root_rank, prescale, postscale, process_set, *rows
-        )
-    key = (process_set, name)
+    key = (process_set, name or "")
     earlier = _in_flight.get(key)
     if earlier is not None:
         # The core would say so too, but only to those who wait for the second one.
@@ -73,10 +69,11 @@ def _submit(
             )
         _ended(earlier)
     handle = _torch.submit(
-        kind, tensors, grouped, in_place, name, op, root_rank, prescale, postscale, process_set, *rows
+        kind, tensors, grouped, in_place, key[1], op, root_rank, prescale, postscale, process_set, *rows
     )
-    _in_flight[key] = handle
-    _names[handle] = key
+    if name:
+        _in_flight[key] = handle
+        _names[handle] = key
     return handle
 
 
