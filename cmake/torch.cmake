@@ -18,11 +18,24 @@ list(GET answer 2 torch_cxx11_abi)
 
 file(GLOB torch_sources CONFIGURE_DEPENDS torch_ops/*.cc)
 if(torch_sources)
-  dad_add_python_module(dad_torch _torch ${torch_sources})
-  target_include_directories(dad_torch SYSTEM PRIVATE
-    ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
-  target_compile_definitions(dad_torch PRIVATE
-    _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi} TORCH_EXTENSION_NAME=_torch)
+  # What needs no Python; the tests on the recording fake link it, too.
+  add_library(dad_torch_parts OBJECT)
+  foreach(part capture_convolution capture_embedding capture_graph capture_linear capture_node
+      capture_norm capture_registry capture_rows device_stream tensor_adapter)
+    target_sources(dad_torch_parts PRIVATE torch_ops/${part}.cc)
+    list(FILTER torch_sources EXCLUDE REGEX "/${part}\\.cc$")
+  endforeach()
+  set_target_properties(dad_torch_parts PROPERTIES CXX_VISIBILITY_PRESET hidden
+    POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(dad_torch_parts PRIVATE dad_core)
+
+  dad_add_python_module(dad_torch _torch ${torch_sources} $<TARGET_OBJECTS:dad_torch_parts>)
+  foreach(target dad_torch_parts dad_torch)
+    target_include_directories(${target} SYSTEM PRIVATE
+      ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
+    target_compile_definitions(${target} PRIVATE
+      _GLIBCXX_USE_CXX11_ABI=${torch_cxx11_abi} TORCH_EXTENSION_NAME=_torch)
+  endforeach()
   # torch is imported before this library is loaded, so no path to it is recorded.
   foreach(name torch torch_cpu torch_python c10)
     target_link_libraries(dad_torch PRIVATE ${torch_root}/lib/lib${name}.so)

@@ -27,7 +27,26 @@ void ForEachBucket(Byte* bytes, int64_t count, int64_t bucket, const Visit& visi
   }
 }
 
-Status Check(std::span<const std::byte> bytes, int64_t count, int64_t bucket) {
+template <typename T>
+Status Decode(std::span<const std::byte> bytes, int64_t count, int64_t bucket, bool add, T* x) {
+  DAD_RETURN_IF_ERROR(CheckInt8(bytes, count, bucket));
+  ForEachBucket(bytes.data(), count, bucket,
+                [&](const std::byte* at, const std::byte* ints, int64_t begin, int64_t n) {
+                  float scale;
+                  std::memcpy(&scale, at, sizeof scale);
+                  IntsToRun(reinterpret_cast<const int8_t*>(ints), n, scale, add, x + begin);
+                });
+  return Status::Ok();
+}
+
+}  // namespace
+
+size_t QuantisedBytes(int64_t count, int64_t bucket) {
+  return static_cast<size_t>(count) +
+         static_cast<size_t>(NumBuckets(count, bucket)) * sizeof(float);
+}
+
+Status CheckInt8(std::span<const std::byte> bytes, int64_t count, int64_t bucket) {
   if (count < 0 || bucket < 1 || bytes.size() != QuantisedBytes(count, bucket)) {
     return Status::InvalidArgument("int8: " + std::to_string(bytes.size()) + " bytes for " +
                                    std::to_string(count) + " elements in buckets of " +
@@ -44,25 +63,6 @@ Status Check(std::span<const std::byte> bytes, int64_t count, int64_t bucket) {
       reinterpret_cast<const int8_t*>(bytes.data()) + num * static_cast<int64_t>(sizeof(float));
   good = good && IntsAreWithin(ints, count, kLimit);
   return good ? Status::Ok() : Status::InvalidArgument("int8: a scale or an element out of range");
-}
-
-template <typename T>
-Status Decode(std::span<const std::byte> bytes, int64_t count, int64_t bucket, bool add, T* x) {
-  DAD_RETURN_IF_ERROR(Check(bytes, count, bucket));
-  ForEachBucket(bytes.data(), count, bucket,
-                [&](const std::byte* at, const std::byte* ints, int64_t begin, int64_t n) {
-                  float scale;
-                  std::memcpy(&scale, at, sizeof scale);
-                  IntsToRun(reinterpret_cast<const int8_t*>(ints), n, scale, add, x + begin);
-                });
-  return Status::Ok();
-}
-
-}  // namespace
-
-size_t QuantisedBytes(int64_t count, int64_t bucket) {
-  return static_cast<size_t>(count) +
-         static_cast<size_t>(NumBuckets(count, bucket)) * sizeof(float);
 }
 
 template <typename T>

@@ -23,8 +23,10 @@ template <typename T>
 void QuantiseInt8(const T* x, int64_t count, int64_t bucket, std::span<std::byte> out,
                   T* decoded = nullptr);
 
-// InvalidArgument if `bytes` is not an encoding of `count` elements in such buckets; x is
-// then unspecified.
+// InvalidArgument if `bytes` is not an encoding of `count` elements in such buckets.
+Status CheckInt8(std::span<const std::byte> bytes, int64_t count, int64_t bucket);
+
+// The same error; x is then unspecified.
 template <typename T>
 Status DequantiseInt8(std::span<const std::byte> bytes, int64_t count, int64_t bucket, T* x);
 

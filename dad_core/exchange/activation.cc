@@ -50,9 +50,10 @@ void MultiplyByDerivative(Activation activation, double slope, const T* x, int64
   const T below = static_cast<T>(slope);
   switch (activation) {
     case Activation::kNone: return;
-    // Not d *= 0: a gradient that is not finite must not become NaN where torch has 0.
+    // Not d *= 0: a gradient that is not finite must not become NaN where torch has 0. And not
+    // x > 0: where x is NaN torch lets the gradient through, and nobody must miss that.
     case Activation::kRelu:
-      for (int64_t i = 0; i < count; ++i) d[i] = x[i] > T(0) ? d[i] : T(0);
+      for (int64_t i = 0; i < count; ++i) d[i] = x[i] <= T(0) ? T(0) : d[i];
       return;
     case Activation::kLeakyRelu:
       return Apply(x, count, d, [below](T y) { return y > T(0) ? T(1) : below; });

@@ -77,36 +77,13 @@ class AllToAllExchange final : public Exchange {
  private:
   // Fills `outgoing`, one per rank, with the rows of `mine` that go there.
   Status Split(const Contribution& mine, std::vector<Rows>& outgoing) const {
-    const int64_t num_rows = mine.input.shape.empty() ? 0 : mine.input.shape[0];
-    const int64_t num_ranks = static_cast<int64_t>(outgoing.size());
-    const std::string who = "\"" + spec_.name + "\": ";
-    if (mine.input.shape.empty()) {
-      return Status::InvalidArgument(who + "alltoall needs a first dimension to split");
-    }
-    if (mine.splits.empty() && num_rows % num_ranks != 0) {
-      return Status::InvalidArgument(who + std::to_string(num_rows) +
-                                     " rows cannot be split evenly over " +
-                                     std::to_string(num_ranks) + " ranks");
-    }
-    if (!mine.splits.empty() && mine.splits.size() != outgoing.size()) {
-      return Status::InvalidArgument(who + std::to_string(mine.splits.size()) + " splits for " +
-                                     std::to_string(num_ranks) + " ranks");
-    }
-    int64_t begin = 0;
+    const auto splits = SplitsOf(spec_, mine, static_cast<int>(outgoing.size()));
+    if (!splits.ok()) return splits.status();
+    const std::byte* from = mine.input.bytes();
     for (size_t r = 0; r < outgoing.size(); ++r) {
-      const int64_t count = mine.splits.empty() ? num_rows / num_ranks : mine.splits[r];
-      if (count < 0 || count > num_rows - begin) {
-        return Status::InvalidArgument(who + "splits do not add up to " + std::to_string(num_rows) +
-                                       " rows");
-      }
-      outgoing[r] = {
-          count,
-          {mine.input.bytes() + begin * row_bytes_, static_cast<size_t>(count * row_bytes_)}};
-      begin += count;
-    }
-    if (begin != num_rows) {
-      return Status::InvalidArgument(who + "splits add up to " + std::to_string(begin) + " of " +
-                                     std::to_string(num_rows) + " rows");
+      const auto num_bytes = static_cast<size_t>(splits.value()[r] * row_bytes_);
+      outgoing[r] = {splits.value()[r], {from, num_bytes}};
+      from += num_bytes;
     }
     return Status::Ok();
   }

@@ -39,6 +39,13 @@ Result<std::shared_ptr<State>> StateOf(const TensorSpec& spec, const ExchangeEnv
   return Status::InvalidArgument("\"" + spec.name + "\": " + found.status().message());
 }
 
+// Between host and device: the state that the method has as a `From`, if there is one, will be that
+// of the next StateOf.
+template <typename From>
+void MoveState(const TensorSpec& spec, const ExchangeEnv& env) {
+  if (env.states != nullptr) env.states->Move<From>({env.process_set, spec.stream, spec.name});
+}
+
 template <template <typename> class Kind, typename... Args>
 std::unique_ptr<Exchange> MakeForType(const TensorSpec& spec, Args&&... args) {
   if (spec.dtype == DType::kFloat64) {

@@ -24,10 +24,12 @@ class DenseRingExchange final : public Exchange {
     const int64_t offset = slice_.begin * element_bytes_;
     input_ = has_elements ? input.mine->input.bytes() + offset : nullptr;
     output_ = has_elements ? input.mine->output.bytes() + offset : nullptr;
+    passing_.reset();
     if (input.mine == nullptr) {
       // What is passed on needs a place all the same.
-      passing_ = AlignedBuffer(static_cast<size_t>(slice_.count * element_bytes_));
-      output_ = passing_.data();
+      const auto num_bytes = static_cast<size_t>(slice_.count * element_bytes_);
+      passing_ = std::make_shared<AlignedBuffer>(num_bytes);
+      output_ = passing_->data();
     }
     return Status::Ok();
   }
@@ -44,6 +46,7 @@ class DenseRingExchange final : public Exchange {
     const int piece = Wrap(group_.rank - round);
     const auto num_bytes = static_cast<size_t>(SharedBytes(round, piece, group_.rank));
     if (num_bytes > 0) out.Reference((round == 0 ? input_ : output_) + Offset(piece), num_bytes);
+    if (passing_ != nullptr) out.Hold(passing_);
     return Status::Ok();
   }
 
@@ -80,11 +83,11 @@ class DenseRingExchange final : public Exchange {
   }
 
   Status Finish() override {
-    passing_ = AlignedBuffer();
+    passing_.reset();
     return Status::Ok();
   }
 
-  void Cancel() override { passing_ = AlignedBuffer(); }
+  void Cancel() override { passing_.reset(); }
 
  private:
   int Wrap(int i) const { return ((i % group_.size) + group_.size) % group_.size; }
@@ -138,9 +141,9 @@ class DenseRingExchange final : public Exchange {
   const Slice slice_;
   const int64_t element_bytes_;
   Group group_;
-  const std::byte* input_ = nullptr;  // of the slice; null if we have joined
-  std::byte* output_ = nullptr;       // where pieces are put together and sent on from
-  AlignedBuffer passing_;             // the output of a rank that has joined
+  const std::byte* input_ = nullptr;        // of the slice; null if we have joined
+  std::byte* output_ = nullptr;             // where pieces are put together and sent on from
+  std::shared_ptr<AlignedBuffer> passing_;  // the output of a rank that has joined
 };
 
 }  // namespace

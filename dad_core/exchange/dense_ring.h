@@ -26,6 +26,8 @@ namespace dad {
 
 // Rounds are numbered in one byte of a message.
 inline constexpr int kMaxRingSize = 128;
+// Where a ring is of use at all, it is from so many bytes per rank on.
+inline constexpr int64_t kRingBytesPerRank = 1 << 20;
 
 bool CanGoRound(const TensorSpec& spec);
 

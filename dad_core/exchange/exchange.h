@@ -8,6 +8,9 @@
 // calls it: no lock. The order of calls in a step is
 //   Begin, { Send to each peer, Receive } x num_rounds, Finish
 // or Begin, ..., Cancel.
+//
+// One that computes on a device puts its work on a stream and returns: Ready says when there is
+// something to send, device_event when the device is through.
 #pragma once
 
 #include <memory>
@@ -15,6 +18,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/device.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "linalg/cpu_level.h"
@@ -22,6 +26,7 @@
 
 namespace dad {
 
+class DeviceBench;
 class StateStore;
 
 // Who takes part. Ranks here count within the process set: 0 .. size-1.
@@ -50,6 +55,7 @@ struct TensorSpec {
   uint32_t stream = 0;  // with the name: whose state it is
   // The data goes from device to device: the exchange only agrees on the order (order.h).
   bool on_device = false;
+  DeviceType device = DeviceType::kCpu;  // where the tensors are, on every rank
 };
 
 // A range of elements of an elementwise exchange: big tensors travel in slices.
@@ -82,8 +88,19 @@ struct StepInput {
 // When the device moves the data: work of one process set is put on the device in the order of
 // these numbers, the same on every rank. A batch takes one number per part.
 struct DeviceTurn {
+  // Rows that this rank sends one member, and gets from it.
+  struct Rows {
+    int64_t send_begin = 0;
+    int64_t send_count = 0;
+    int64_t receive_begin = 0;
+    int64_t receive_count = 0;
+  };
+
   TensorSpec spec;
   uint64_t number = 0;
+  std::vector<Rows> rows;  // allgather and alltoall: by member; of joined ones none
+  TensorView output;       // of kinds whose output is made when its shape is known
+  bool failed = false;     // some rank could not make its output: no rank does any of it
 };
 
 class Exchange {
@@ -101,9 +118,22 @@ class Exchange {
   // Rounds of this step; the same on every rank. At least 1.
   virtual int num_rounds() const = 0;
 
+  // Exchanges that compute on a device, before the first Send of a round: null when its bytes are
+  // there, else an event. Asked again once that has passed, until it is null. An error ends the
+  // engine.
+  virtual Result<DeviceEvent> Ready(int round) {
+    (void)round;
+    return DeviceEvent();
+  }
+  // The device that the step computes on; -1: the host.
+  virtual int device() const { return -1; }
+  // After all that the step has put on the device; null: nothing.
+  virtual DeviceEvent device_event() const { return nullptr; }
+
   // Appends what this rank sends to `peer` in `round`; nothing is a valid answer.
-  // What is referenced, not copied, must stay unchanged until Finish; the executor
-  // does not finish the step before those bytes have left.
+  // What is referenced, not copied, must stay unchanged until the next Begin, also when the step
+  // was finished or cancelled: bytes may still be on their way. The exchange lives as long as they
+  // are; what goes earlier is left to the message (GatherBuffer::Hold).
   virtual Status Send(int round, int peer, GatherBuffer& out) = 0;
 
   // Bytes that `peer` sends us in `round` when both sides know it beforehand,
@@ -160,6 +190,9 @@ struct ExchangeEnv {
   bool device_collectives = false;  // all ranks have them
   uint64_t* next_turn = nullptr;    // of the process set: counts on its first member
   int64_t ring_bytes = 0;           // dense tensors from this size on go around a ring; 0: none
+  // What methods of device tensors are computed with, where all ranks have it; null: on the host.
+  std::shared_ptr<DeviceBench> bench;
+  bool device_products = false;  // all ranks' products have the same bits
 };
 
 // The exchange for a spec; `slice` is the whole tensor for kinds that cannot be
@@ -167,6 +200,12 @@ struct ExchangeEnv {
 // between one round and two for small dense sums.
 Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
                                                int64_t batch_bytes, const ExchangeEnv& env);
+
+// Whether a method is computed on the device: the same on every rank.
+bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
+// Whether this rank's contribution can be taken where it is; else it comes by way of the host,
+// which the exchange takes as well.
+bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env);
 
 // True when the spec can be cut into slices of elements.
 bool IsElementwise(const TensorSpec& spec);

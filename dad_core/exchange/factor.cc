@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 #include <deque>
-#include <optional>
 #include <vector>
 
 #include "exchange/activation.h"
 #include "exchange/by_method.h"
+#include "exchange/factor_share.h"
 #include "exchange/layer_result.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
@@ -17,54 +17,6 @@
 
 namespace dad {
 namespace {
-
-// Bits of a share's first byte.
-constexpr uint8_t kReplan = 1;
-constexpr uint8_t kScaled = 2;  // a double follows: the sender's weight
-// Bits of a segment's first byte.
-constexpr uint8_t kHasD = 1;
-constexpr uint8_t kPart = 2;  // of the rows of W: where it begins and how many follow
-
-// Values that came in a share, or our own where they lie.
-struct Values {
-  BlockView block;
-  const TensorView* own = nullptr;
-};
-
-struct RowsPiece {
-  int rank = 0;
-  int ordinal = 0;  // among the rank's pieces of the layer
-  int64_t rows = 0;
-  int64_t out_begin = 0;
-  int64_t out_count = 0;
-  double scale = 1.0;
-  bool has_d = false;
-  Values a;
-  Values d;
-  ByteSpan bits;          // of a layer that only passes D on
-  int64_t row_begin = 0;  // in the stack of its group
-};
-
-struct IndexedPiece {
-  int64_t rows = 0;
-  double scale = 1.0;
-  ByteSpan index;  // uint32
-  const TensorView* own_index = nullptr;
-  Values x;
-};
-
-struct DensePiece {
-  double scale = 1.0;
-  Values weight;
-  Values bias;  // only with a bias
-};
-
-// Everybody's part in one layer, in rank order.
-struct LayerPieces {
-  std::vector<RowsPiece> rows;
-  std::vector<IndexedPiece> indexed;
-  std::vector<DensePiece> dense;
-};
 
 template <typename T>
 class Scratch {
@@ -107,7 +59,7 @@ class FactorExchange final : public Exchange {
   Status Begin(const StepInput& input, const Group& group) override {
     group_ = group;
     step_ = input;
-    share_.emplace();
+    share_ = std::make_shared<ShareWriter>();
     rounded_.clear();
     pieces_.assign(layers_.size(), {});
     replan_ = false;
@@ -124,7 +76,7 @@ class FactorExchange final : public Exchange {
     }
     own_ = bf16_ ? &rounded_input_ : &mine.layers;
     replan_ = mine.replan;
-    WriteShare(mine);
+    WriteFactorShare<T>(layers_, *own_, mine.scale, mine.replan, *share_);
     return Status::Ok();
   }
 
@@ -132,7 +84,10 @@ class FactorExchange final : public Exchange {
 
   Status Send(int round, int peer, GatherBuffer& out) override {
     (void)round;
-    if (step_.mine != nullptr && !group_.Joined(peer)) share_->AppendTo(out);
+    if (step_.mine != nullptr && !group_.Joined(peer)) {
+      share_->AppendTo(out);
+      out.Hold(share_);
+    }
     return Status::Ok();
   }
 
@@ -147,11 +102,13 @@ class FactorExchange final : public Exchange {
     for (int r = 0; r < group_.size; ++r) {
       const ByteSpan share = shares[static_cast<size_t>(r)];
       if (r == group_.rank) {
-        if (step_.mine != nullptr) AddOwn();
+        if (step_.mine != nullptr) {
+          AddOwnPieces(layers_, *own_, r, step_.mine->scale, pieces_);
+        }
       } else if (ReceiveBytes(round, r) == 0) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, 0));
       } else {
-        DAD_RETURN_IF_ERROR(ParseShare(r, share));
+        DAD_RETURN_IF_ERROR(ParseFactorShare(spec_, layers_, r, share, pieces_, replan_));
       }
     }
     if (step_.mine == nullptr) return Status::Ok();
@@ -168,14 +125,6 @@ class FactorExchange final : public Exchange {
   void Cancel() override { share_.reset(); }
 
  private:
-  // Rows of W that pieces speak of: all of them, mostly.
-  struct Block {
-    int64_t out_begin;
-    int64_t out_count;
-    std::vector<RowsPiece*> pieces;
-    int64_t rows = 0;
-  };
-
   void Round(LayerInput& layer) {
     auto round = [&](TensorView& values) {
       if (values.data == nullptr || values.dtype == DType::kFloat16) return;
@@ -188,173 +137,14 @@ class FactorExchange final : public Exchange {
     for (IndexedSegment& segment : layer.indexed) round(segment.x);
   }
 
-  // ---- what we send
-
-  void WriteShare(const Contribution& mine) {
-    ShareWriter& out = *share_;
-    const bool scaled = mine.scale != 1.0;
-    out.numbers().Value(static_cast<uint8_t>((mine.replan ? kReplan : 0) | (scaled ? kScaled : 0)));
-    if (scaled) out.numbers().Value(mine.scale);
-    for (size_t l = 0; l < layers_.size(); ++l) {
-      const LayerInput& layer = (*own_)[l];
-      out.numbers().Varint(layer.rows.size());
-      for (const RowsSegment& segment : layer.rows) WriteRows(layers_[l], segment, out);
-      if (layers_[l].pass) continue;
-      out.numbers().Varint(layer.indexed.size());
-      for (const IndexedSegment& segment : layer.indexed) WriteIndexed(segment, out);
-      out.numbers().Value(static_cast<uint8_t>(layer.dense.data != nullptr));
-      if (layer.dense.data != nullptr) {
-        out.Block(layer.dense);
-        if (layers_[l].bias) out.Block(layer.dense_bias);
-      }
-    }
-  }
-
-  static void WriteRows(const LayerShape& shape, const RowsSegment& segment, ShareWriter& out) {
-    const bool has_d = segment.d.data != nullptr;
-    const int64_t out_count = has_d ? segment.d.shape[1] : shape.out;
-    const bool part = out_count != shape.out;
-    out.numbers().Value(static_cast<uint8_t>((has_d ? kHasD : 0) | (part ? kPart : 0)));
-    out.numbers().Varint(static_cast<uint64_t>(segment.a.shape[0]));
-    if (part) {
-      out.numbers().Varint(static_cast<uint64_t>(segment.out_begin));
-      out.numbers().Varint(static_cast<uint64_t>(out_count));
-    }
-    if (shape.pass) {
-      out.Bytes(PositiveBits(segment.a));
-    } else {
-      out.Block(segment.a);
-    }
-    if (has_d) out.Block(segment.d);
-  }
-
-  static std::vector<std::byte> PositiveBits(const TensorView& a) {
-    const auto count = static_cast<size_t>(a.num_elements());
-    std::vector<T> values(count);
-    ConvertTo(a, values.data());
-    std::vector<std::byte> bits((count + 7) / 8);
-    for (size_t i = 0; i < count; ++i) {
-      if (values[i] > T(0)) bits[i / 8] |= std::byte{1} << (i % 8);
-    }
-    return bits;
-  }
-
-  static void WriteIndexed(const IndexedSegment& segment, ShareWriter& out) {
-    const auto count = static_cast<size_t>(segment.index.num_elements());
-    const auto* index = static_cast<const int64_t*>(segment.index.data);
-    out.numbers().Varint(count);
-    std::vector<std::byte> bytes(count * sizeof(uint32_t));
-    for (size_t i = 0; i < count; ++i) {
-      const auto value = static_cast<uint32_t>(index[i]);
-      std::memcpy(bytes.data() + i * sizeof value, &value, sizeof value);
-    }
-    out.Bytes(std::move(bytes));
-    out.Block(segment.x);
-  }
-
   // ---- what came
-
-  void AddOwn() {
-    for (size_t l = 0; l < layers_.size(); ++l) {
-      const LayerInput& layer = (*own_)[l];
-      int ordinal = 0;
-      for (const RowsSegment& segment : layer.rows) {
-        RowsPiece piece;
-        piece.rank = group_.rank;
-        piece.ordinal = ordinal++;
-        piece.rows = segment.a.shape[0];
-        piece.has_d = segment.d.data != nullptr;
-        piece.out_count = piece.has_d ? segment.d.shape[1] : layers_[l].out;
-        piece.out_begin = piece.out_count == layers_[l].out ? 0 : segment.out_begin;
-        piece.scale = step_.mine->scale;
-        piece.a.own = &segment.a;
-        piece.d.own = &segment.d;
-        pieces_[l].rows.push_back(piece);
-      }
-      for (const IndexedSegment& segment : layer.indexed) {
-        pieces_[l].indexed.push_back({.rows = segment.index.num_elements(),
-                                      .scale = step_.mine->scale,
-                                      .index = {},
-                                      .own_index = &segment.index,
-                                      .x = {{}, &segment.x}});
-      }
-      if (layer.dense.data != nullptr) {
-        pieces_[l].dense.push_back(
-            {step_.mine->scale, {{}, &layer.dense}, {{}, &layer.dense_bias}});
-      }
-    }
-  }
 
   Status Malformed(int rank, const char* what) const {
     return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
                                    " sent " + what);
   }
 
-  Status ParseShare(int rank, ByteSpan share) {
-    ByteReader in(share);
-    const auto flags = in.Value<uint8_t>();
-    const double scale = (flags & kScaled) != 0 ? in.Value<double>() : 1.0;
-    if ((flags & kReplan) != 0) replan_ = true;
-    for (size_t l = 0; l < layers_.size(); ++l) {
-      const size_t num_rows = in.Count();
-      for (size_t i = 0; i < num_rows && in.ok(); ++i) {
-        RowsPiece piece;
-        piece.rank = rank;
-        piece.ordinal = static_cast<int>(i);
-        piece.scale = scale;
-        ParseRows(layers_[l], in, piece);
-        if (in.ok()) pieces_[l].rows.push_back(piece);
-      }
-      if (layers_[l].pass) continue;
-      const size_t num_indexed = in.Count();
-      for (size_t i = 0; i < num_indexed && in.ok(); ++i) {
-        IndexedPiece piece;
-        piece.scale = scale;
-        piece.rows = static_cast<int64_t>(in.Count());
-        piece.index = in.Take(static_cast<uint64_t>(piece.rows) * sizeof(uint32_t));
-        piece.x.block = ReadBlock(in, piece.rows * layers_[l].in);
-        if (in.ok()) pieces_[l].indexed.push_back(piece);
-      }
-      if (in.Value<uint8_t>() != 0) {
-        DensePiece piece;
-        piece.scale = scale;
-        piece.weight.block = ReadBlock(in, layers_[l].out * layers_[l].in);
-        if (layers_[l].bias) piece.bias.block = ReadBlock(in, layers_[l].out);
-        if (in.ok()) pieces_[l].dense.push_back(piece);
-      }
-    }
-    return in.AtEnd() ? Status::Ok() : Malformed(rank, "factors that are cut short or too long");
-  }
-
-  static void ParseRows(const LayerShape& shape, ByteReader& in, RowsPiece& piece) {
-    // Rows without columns take no bytes, so a share could claim any number of them.
-    constexpr uint64_t kMaxRows = uint64_t{1} << 31;
-    const auto flags = in.Value<uint8_t>();
-    const uint64_t rows = in.Varint();
-    uint64_t begin = 0;
-    uint64_t count = static_cast<uint64_t>(shape.out);
-    if ((flags & kPart) != 0) {
-      begin = in.Varint();
-      count = in.Varint();
-    }
-    const auto out = static_cast<uint64_t>(shape.out);
-    if (rows > kMaxRows || count > out || begin > out - count) {
-      in.Take(~uint64_t{0});
-      return;
-    }
-    piece.rows = static_cast<int64_t>(rows);
-    piece.out_begin = static_cast<int64_t>(begin);
-    piece.out_count = static_cast<int64_t>(count);
-    piece.has_d = (flags & kHasD) != 0;
-    if (shape.pass) {
-      piece.bits = in.Take((rows * static_cast<uint64_t>(shape.in) + 7) / 8);
-    } else {
-      piece.a.block = ReadBlock(in, piece.rows * shape.in);
-    }
-    if (piece.has_d) piece.d.block = ReadBlock(in, piece.rows * piece.out_count);
-  }
-
-  static Status Decode(const Values& values, int64_t count, T* out) {
+  static Status Decode(const FactorValues& values, int64_t count, T* out) {
     if (values.own == nullptr) return DecodeBlock(values.block, count, out);
     ConvertTo(*values.own, out);
     return Status::Ok();
@@ -363,7 +153,7 @@ class FactorExchange final : public Exchange {
   // ---- the pooled gradient of a layer; from the top down
 
   Status Pool(size_t l) {
-    std::vector<Block> blocks = Blocks(l);
+    std::vector<RowsBlock> blocks = BlocksOf(pieces_[l]);
     // D of the layer below follows from all of a layer, for all of its rows.
     const bool in_parts =
         blocks.size() > 1 || (blocks.size() == 1 && blocks[0].out_count != layers_[l].out);
@@ -392,7 +182,7 @@ class FactorExchange final : public Exchange {
       std::fill_n(weight, out * in, T(0));
       if (bias != nullptr) std::fill_n(bias, out, T(0));
     }
-    for (Block& block : blocks) {
+    for (RowsBlock& block : blocks) {
       Result<std::pair<MatrixView<T>, MatrixView<T>>> stacked = Stack(l, block);
       if (!stacked.ok()) return stacked.status();
       const auto [a, d] = stacked.value();
@@ -413,24 +203,8 @@ class FactorExchange final : public Exchange {
     return Status::Ok();
   }
 
-  std::vector<Block> Blocks(size_t l) {
-    std::vector<Block> blocks;
-    for (RowsPiece& piece : pieces_[l].rows) {
-      auto found = std::find_if(blocks.begin(), blocks.end(), [&](const Block& block) {
-        return block.out_begin == piece.out_begin && block.out_count == piece.out_count;
-      });
-      if (found == blocks.end()) {
-        found = blocks.insert(blocks.end(), {piece.out_begin, piece.out_count, {}, 0});
-      }
-      piece.row_begin = found->rows;
-      found->rows += piece.rows;
-      found->pieces.push_back(&piece);
-    }
-    return blocks;
-  }
-
   // A and D of all ranks' rows. They stay in a_[l] and d_[l] for the layer below.
-  Result<std::pair<MatrixView<T>, MatrixView<T>>> Stack(size_t l, const Block& block) {
+  Result<std::pair<MatrixView<T>, MatrixView<T>>> Stack(size_t l, const RowsBlock& block) {
     const LayerShape& shape = layers_[l];
     const MatrixView<T> a =
         ViewOf(a_[l].Take(shape.pass ? 0 : block.rows * shape.in), block.rows, shape.in);
@@ -453,7 +227,7 @@ class FactorExchange final : public Exchange {
 
   // D of the pieces that came without, from the layer above: runs of rows that follow each
   // other in both layers at once, so that mostly it is one product.
-  Status Derive(size_t l, const Block& block, MatrixView<T> d) {
+  Status Derive(size_t l, const RowsBlock& block, MatrixView<T> d) {
     const RowsPiece* first = nullptr;  // of the run
     const RowsPiece* first_above = nullptr;
     int64_t rows = 0;
@@ -502,7 +276,7 @@ class FactorExchange final : public Exchange {
       for (const RowsPiece& part : pieces_[l + 1].rows) {
         if (part.row_begin < above.row_begin || part.row_begin >= above.row_begin + rows) continue;
         std::vector<std::byte> own;
-        if (part.a.own != nullptr) own = PositiveBits(*part.a.own);
+        if (part.a.own != nullptr) own = PositiveBits<T>(*part.a.own);
         const ByteSpan bits = part.a.own != nullptr ? ByteSpan(own) : part.bits;
         MultiplyByBits(shape.activation, shape.slope, reinterpret_cast<const uint8_t*>(bits.data()),
                        part.rows * shape.out, run.row(part.row_begin - above.row_begin));
@@ -569,7 +343,7 @@ class FactorExchange final : public Exchange {
   Status AddDense(size_t l, T factor, MatrixView<T> gradient, T* bias) {
     for (const DensePiece& piece : pieces_[l].dense) {
       const T scale = factor * static_cast<T>(piece.scale);
-      auto add = [&](const Values& values, int64_t count, T* to) -> Status {
+      auto add = [&](const FactorValues& values, int64_t count, T* to) -> Status {
         T* from = h_.Take(count);
         DAD_RETURN_IF_ERROR(Decode(values, count, from));
         for (int64_t i = 0; i < count; ++i) to[i] += scale * from[i];
@@ -587,7 +361,7 @@ class FactorExchange final : public Exchange {
   const CpuLevel level_;
   Group group_;
   StepInput step_;
-  std::optional<ShareWriter> share_;
+  std::shared_ptr<ShareWriter> share_;  // messages may outlive the step
   std::deque<std::vector<uint16_t>> rounded_;
   std::vector<LayerInput> rounded_input_;
   const std::vector<LayerInput>* own_ = nullptr;

@@ -6,6 +6,11 @@
 #include "exchange/broadcast.h"
 #include "exchange/dense.h"
 #include "exchange/dense_ring.h"
+#include "exchange/device/bench.h"
+#include "exchange/device/factor.h"
+#include "exchange/device/int8.h"
+#include "exchange/device/low_rank.h"
+#include "exchange/device/sparse.h"
 #include "exchange/exchange.h"
 #include "exchange/factor.h"
 #include "exchange/gather.h"
@@ -46,6 +51,12 @@ Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const Exc
   if (spec.kind != OpKind::kAllReduce) {
     return Refuse(spec, "method \"" + name + "\" is for allreduce only");
   }
+  if (ComputesOnDevice(spec, env)) {
+    if (name == "sparse") return MakeDeviceSparseExchange(spec, method.value(), env);
+    if (name == "int8") return MakeDeviceInt8Exchange(spec, method.value(), env);
+    if (name == "factor") return MakeDeviceFactorExchange(spec, method.value(), env);
+    if (name == "low_rank") return MakeDeviceLowRankExchange(spec, method.value(), env);
+  }
   if (name == "factor") return MakeFactorExchange(spec, method.value(), env);
   if (name == "low_rank") return MakeLowRankExchange(spec, method.value(), env);
   if (name == "int8") return MakeInt8Exchange(spec, method.value(), env);
@@ -55,6 +66,25 @@ Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const Exc
 }
 
 }  // namespace
+
+bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
+  if (env.bench == nullptr || spec.device != DeviceType::kCuda || spec.on_device ||
+      spec.kind != OpKind::kAllReduce) {
+    return false;
+  }
+  const Result<MethodText> method = MethodText::Parse(spec.method);
+  if (!method.ok()) return false;
+  const std::string& name = method.value().name();
+  return name == "int8" || (name == "sparse" && SparseOnDevice(method.value())) ||
+         FactorOnDevice(spec, method.value(), env) || LowRankOnDevice(spec, method.value(), env);
+}
+
+bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env) {
+  if (!ComputesOnDevice(spec, env) || mine.input.device_index != env.bench->device()) return false;
+  if (spec.method.starts_with("factor") || spec.method.starts_with("low_rank")) return true;
+  return spec.method.starts_with("sparse") ? SparseTakesFromDevice(spec, mine, env)
+                                           : Int8TakesFromDevice(spec, mine);
+}
 
 bool IsElementwise(const TensorSpec& spec) {
   return !spec.on_device && spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum &&

@@ -8,57 +8,13 @@
 
 #include "codec/int_quantise.h"
 #include "exchange/by_method.h"
+#include "exchange/int8_state.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/state_store.h"
 
 namespace dad {
 namespace {
-
-template <typename T>
-class Int8State final : public ExchangeState {
- public:
-  void Export(std::vector<StateTensor>& out) override {
-    Save("rank_residual", residual, out);
-    Save("owner_residual", owner_residual, out);
-  }
-  Status Import(const std::vector<StateTensor>& tensors) override {
-    for (const StateTensor& tensor : tensors) {
-      const auto count = static_cast<size_t>(NumElements(tensor.shape));
-      if (tensor.dtype != DTypeOf<T>() || tensor.bytes.size() != count * sizeof(T)) {
-        return Status::InvalidArgument("a saved " + tensor.name + " has another type");
-      }
-      std::vector<T>& values = tensor.name == "rank_residual" ? residual : owner_residual;
-      values.resize(count);
-      if (count > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
-    }
-    return Status::Ok();
-  }
-  void ReturnLast() override {
-    for (size_t i = 0; i < applied.size() && i < owner_residual.size(); ++i) {
-      owner_residual[i] += applied[i];
-    }
-    applied.clear();
-  }
-
-  std::vector<T> residual;
-  std::vector<T> owner_residual;  // of this rank's piece
-  std::vector<T> applied;         // M of this rank's piece in the last step
-  // Of a step that was begun and may be begun again.
-  uint64_t submit_id = 0;
-  bool finite = true;
-  std::vector<std::byte> bytes;  // all pieces, one after the other
-  std::vector<T> sent;           // what they decode to
-
- private:
-  static void Save(const char* name, const std::vector<T>& values, std::vector<StateTensor>& out) {
-    if (values.empty()) return;
-    StateTensor tensor{name, DTypeOf<T>(), {static_cast<int64_t>(values.size())}, {}};
-    tensor.bytes.resize(values.size() * sizeof(T));
-    std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-    out.push_back(std::move(tensor));
-  }
-};
 
 template <typename T>
 class Int8Exchange final : public Exchange {
@@ -75,6 +31,7 @@ class Int8Exchange final : public Exchange {
     group_ = group;
     step_ = input;
     any_not_finite_ = false;
+    not_finite_rank_ = -1;
     DAD_RETURN_IF_ERROR(FindState());
     state_->applied.clear();
     if (input.mine == nullptr || state_->submit_id == input.submit_id) return Status::Ok();
@@ -112,7 +69,10 @@ class Int8Exchange final : public Exchange {
 
   Status Finish() override {
     if (step_.mine == nullptr) return Status::Ok();
-    if (step_.report != nullptr) step_.report->not_finite = any_not_finite_;
+    if (step_.report != nullptr) {
+      step_.report->not_finite = any_not_finite_;
+      step_.report->not_finite_rank = state_->finite ? not_finite_rank_ : group_.rank;
+    }
     if (any_not_finite_) {
       std::fill(output_.begin(), output_.end(), std::numeric_limits<T>::quiet_NaN());
     } else if (feedback_ && state_->finite) {
@@ -124,24 +84,14 @@ class Int8Exchange final : public Exchange {
   }
 
  private:
-  // Pieces of whole buckets.
-  int64_t NumBuckets() const { return (count_ + bucket_ - 1) / bucket_; }
-  int64_t PieceBegin(int p) const {
-    return std::min(count_, NumBuckets() * p / group_.size * bucket_);
-  }
-  int64_t PieceSize(int p) const { return PieceBegin(p + 1) - PieceBegin(p); }
-  size_t EncodedSize(int p) const { return QuantisedBytes(PieceSize(p), bucket_); }
-  size_t EncodedBegin(int p) const {
-    size_t begin = 0;
-    for (int i = 0; i < p; ++i) begin += EncodedSize(i);
-    return begin;
-  }
+  Int8Pieces Pieces() const { return {count_, bucket_, group_.size}; }
+  int64_t PieceBegin(int p) const { return Pieces().Begin(p); }
+  int64_t PieceSize(int p) const { return Pieces().Size(p); }
+  size_t EncodedSize(int p) const { return Pieces().EncodedSize(p); }
+  size_t EncodedBegin(int p) const { return Pieces().EncodedBegin(p); }
 
   int64_t ReceiveBytesFrom(int round, int from, int to) const {
-    const int piece = round == 0 ? to : from;
-    const bool silent = round == 0 ? group_.Joined(from) : group_.Joined(to);
-    if (silent || from == to || PieceSize(piece) == 0) return 0;
-    return 1 + static_cast<int64_t>(EncodedSize(piece));
+    return Pieces().MessageBytes(round, from, to, group_);
   }
 
   Status FindState() {
@@ -198,6 +148,7 @@ class Int8Exchange final : public Exchange {
         if (state_->finite) AddOwnPiece(sum);
       } else if (share[0] != std::byte{0}) {
         any_not_finite_ = true;
+        if (not_finite_rank_ < 0) not_finite_rank_ = r;
       } else {
         DAD_RETURN_IF_ERROR(AddDequantisedInt8<T>(share.subspan(1), count, bucket_, sum.data()));
       }
@@ -270,6 +221,7 @@ class Int8Exchange final : public Exchange {
   std::vector<std::byte> result_;
   std::vector<T> output_;
   bool any_not_finite_ = false;
+  int not_finite_rank_ = -1;  // the first whose piece came here
 };
 
 }  // namespace

@@ -9,32 +9,15 @@
 
 #include "exchange/by_method.h"
 #include "exchange/layer_result.h"
+#include "exchange/low_rank_share.h"
 #include "exchange/low_rank_state.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/state_store.h"
 #include "linalg/products.h"
-#include "util/hash.h"
 
 namespace dad {
 namespace {
-
-enum class Combine { kOwner, kGather, kPower };
-
-struct Settings {
-  LayerShape layer;
-  LowRankOptions options;
-  Combine combine = Combine::kOwner;
-  int owner = 0;
-  Wire wire = Wire::kInt4;
-  Feedback feedback = Feedback::kDense;
-
-  int64_t columns() const { return layer.in + (layer.bias ? 1 : 0); }
-};
-
-// Bits of a share's first byte.
-constexpr uint8_t kNotFiniteFlag = 1;
-constexpr uint8_t kReplanFlag = 2;
 
 // Largest magnitude; infinity if one is not finite.
 template <typename T>
@@ -56,9 +39,10 @@ double MaxAbs(MatrixView<const T> x) {
 template <typename T>
 class LowRankState final : public ExchangeState {
  public:
-  LowRankState(const Settings& settings, CpuLevel level)
-      : rank(settings.layer.out, settings.columns(), settings.layer.bias, Seed(settings, 1)),
-        owner(settings.layer.out, settings.columns(), settings.layer.bias, Seed(settings, 2)),
+  LowRankState(const LowRankSettings& settings, CpuLevel level)
+      : rank(settings.layer.out, settings.columns(), settings.layer.bias, LowRankSeed(settings, 1)),
+        owner(settings.layer.out, settings.columns(), settings.layer.bias,
+              LowRankSeed(settings, 2)),
         level_(level) {}
 
   void Export(std::vector<StateTensor>& out) override {
@@ -84,19 +68,13 @@ class LowRankState final : public ExchangeState {
   std::vector<std::byte> bytes;
 
  private:
-  // By shape, not by name: frameworks call the same layer by different names.
-  static uint64_t Seed(const Settings& settings, uint64_t side) {
-    const auto m = static_cast<uint64_t>(settings.layer.out);
-    const auto n = static_cast<uint64_t>(settings.columns());
-    return HashCombine(HashCombine(HashCombine(kHashSeed, m), n), side);
-  }
   const CpuLevel level_;
 };
 
 template <typename T>
 class LowRankExchange final : public Exchange {
  public:
-  LowRankExchange(const TensorSpec& spec, const Settings& settings, const ExchangeEnv& env)
+  LowRankExchange(const TensorSpec& spec, const LowRankSettings& settings, const ExchangeEnv& env)
       : spec_(spec), settings_(settings), env_(env) {}
 
   // What was begun is found again by its submit_id. An error comes again, where it is heard.
@@ -107,9 +85,10 @@ class LowRankExchange final : public Exchange {
     step_ = input;
     result_ = {};
     any_not_finite_ = any_replan_ = false;
+    not_finite_rank_ = -1;
     // Asked for in every step: a checkpoint may have put another in its place.
     DAD_RETURN_IF_ERROR(FindState());
-    state_->last_by_owner = settings_.combine == Combine::kOwner;
+    state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
     const bool again = input.mine != nullptr && state_->submit_id == input.submit_id;
     if (!again) {
       state_->rank.ForgetSent();
@@ -135,7 +114,7 @@ class LowRankExchange final : public Exchange {
       // this rank's own gradients, where it counts 1/W.
       terms_.dense.push_back(state_->owner.AsTerm(env_.cpu_level, static_cast<T>(group_.size)));
     }
-    if (settings_.combine == Combine::kPower) {
+    if (settings_.combine == LowRankCombine::kPower) {
       state_->sent.k = settings_.options.rank;
       state_->sent.ut.assign(static_cast<size_t>(state_->sent.k * m()), T(0));
       state_->rank.AddAndProject(env_.cpu_level, terms_, settings_.options.rank,
@@ -153,9 +132,9 @@ class LowRankExchange final : public Exchange {
 
   int num_rounds() const override {
     switch (settings_.combine) {
-      case Combine::kGather: return 1;
-      case Combine::kOwner: return 2;
-      case Combine::kPower: return 4;
+      case LowRankCombine::kGather: return 1;
+      case LowRankCombine::kOwner: return 2;
+      case LowRankCombine::kPower: return 4;
     }
     return 1;
   }
@@ -173,10 +152,10 @@ class LowRankExchange final : public Exchange {
       return Status::Ok();
     }
     const bool finite = state_->finite;
-    out.AppendValue(static_cast<uint8_t>((finite ? 0 : kNotFiniteFlag) |
-                                         (step_.mine->replan ? kReplanFlag : 0)));
+    out.AppendValue(static_cast<uint8_t>((finite ? 0 : kLowRankNotFinite) |
+                                         (step_.mine->replan ? kLowRankReplan : 0)));
     if (!finite) return Status::Ok();
-    if (settings_.combine == Combine::kPower) {
+    if (settings_.combine == LowRankCombine::kPower) {
       AppendMatrix(round == 0 ? state_->sent.ut : state_->sent.vt, out);
     } else {
       out.AppendValue(static_cast<uint8_t>(state_->sent.k));
@@ -191,21 +170,21 @@ class LowRankExchange final : public Exchange {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
       }
     }
-    if (settings_.combine == Combine::kPower) return ReceivePower(round, shares);
+    if (settings_.combine == LowRankCombine::kPower) return ReceivePower(round, shares);
     if (round == 1) return IsOwner() ? Status::Ok() : TakeResult(OwnersShare(shares));
-    if (settings_.combine == Combine::kOwner && !IsOwner()) return Status::Ok();
+    if (settings_.combine == LowRankCombine::kOwner && !IsOwner()) return Status::Ok();
     std::vector<SentFactors<T>> all(static_cast<size_t>(group_.size));
     for (int r = 0; r < group_.size; ++r) {
       const size_t i = static_cast<size_t>(r);
       if (group_.Joined(r)) continue;
       if (r == group_.rank) {
-        Note(state_->finite, step_.mine->replan);
+        Note(r, state_->finite, step_.mine->replan);
         if (state_->finite) all[i] = state_->sent;
       } else if (Travels(round, r, group_.rank)) {
         DAD_RETURN_IF_ERROR(ParseFactors(r, shares[i], all[i]));
       }
     }
-    if (settings_.combine == Combine::kGather) {
+    if (settings_.combine == LowRankCombine::kGather) {
       result_ = Stacked(all);
       return Status::Ok();
     }
@@ -218,6 +197,7 @@ class LowRankExchange final : public Exchange {
     if (step_.report != nullptr) {
       step_.report->replan = any_replan_;
       step_.report->not_finite = any_not_finite_;
+      step_.report->not_finite_rank = state_->finite ? not_finite_rank_ : group_.rank;
       step_.report->effective = static_cast<double>(result_.k);
     }
     // This rank was fine, another was not: as if the step had not been.
@@ -234,7 +214,8 @@ class LowRankExchange final : public Exchange {
 
   bool Travels(int round, int from, int to) const {
     if (from == to) return false;
-    if (settings_.combine == Combine::kGather) return !group_.Joined(from) && !group_.Joined(to);
+    if (settings_.combine == LowRankCombine::kGather)
+      return !group_.Joined(from) && !group_.Joined(to);
     if (round % 2 == 0) return to == settings_.owner && !group_.Joined(from);
     return from == settings_.owner && !group_.Joined(to);
   }
@@ -308,46 +289,37 @@ class LowRankExchange final : public Exchange {
 
   // ---- factors on the wire
 
-  void Note(bool finite, bool replan) {
+  // What `rank` said of itself; -1: what the owner says of all.
+  void Note(int rank, bool finite, bool replan) {
+    if (!finite && not_finite_rank_ < 0) not_finite_rank_ = rank;
     any_not_finite_ = any_not_finite_ || !finite;
     any_replan_ = any_replan_ || replan;
   }
 
-  Status Malformed(int rank) const {
-    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
-                                   " sent malformed factors");
+  Status ParseFactors(int rank, ByteSpan share, SentFactors<T>& factors) {
+    uint8_t flags = 0;
+    DAD_RETURN_IF_ERROR(ReadLowRankShare<T>(spec_, settings_, rank, share, flags, factors));
+    Note(rank, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
+    return Status::Ok();
   }
+
+  Status Malformed(int rank) const { return MalformedLowRank(spec_, rank); }
 
   ByteSpan OwnersShare(std::span<const ByteSpan> shares) const {
     return shares[static_cast<size_t>(settings_.owner)];
   }
 
-  Status ParseFactors(int rank, ByteSpan share, SentFactors<T>& factors) {
-    ByteReader in(share);
-    const auto flags = in.Value<uint8_t>();
-    Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
-    if ((flags & kNotFiniteFlag) != 0) return in.AtEnd() ? Status::Ok() : Malformed(rank);
-    const int64_t k = in.Value<uint8_t>();
-    if (!in.ok() || k > settings_.options.rank) return Malformed(rank);
-    const ByteSpan u = in.Take(EncodedBytes(settings_.wire, k, m(), DTypeOf<T>()));
-    const ByteSpan v = in.Take(EncodedBytes(settings_.wire, k, columns(), DTypeOf<T>()));
-    if (!in.AtEnd()) return Malformed(rank);
-    factors.k = k;
-    factors.ut.resize(static_cast<size_t>(k * m()));
-    factors.vt.resize(static_cast<size_t>(k * columns()));
-    DAD_RETURN_IF_ERROR(DecodeFactors<T>(settings_.wire, u, ViewOf(factors.ut.data(), k, m())));
-    return DecodeFactors<T>(settings_.wire, v, ViewOf(factors.vt.data(), k, columns()));
-  }
-
   // What came from the owner, for all but the owner.
   Status TakeResult(ByteSpan share) {
     if (step_.mine == nullptr) return Status::Ok();
-    return ParseFactors(settings_.owner, share, result_);
+    DAD_RETURN_IF_ERROR(ParseFactors(settings_.owner, share, result_));
+    not_finite_rank_ = -1;  // the owner has told that somebody was not, but not who
+    return Status::Ok();
   }
 
   void WriteFromOwner() {
-    from_owner_.assign(1, static_cast<std::byte>((any_not_finite_ ? kNotFiniteFlag : 0) |
-                                                 (any_replan_ ? kReplanFlag : 0)));
+    from_owner_.assign(1, static_cast<std::byte>((any_not_finite_ ? kLowRankNotFinite : 0) |
+                                                 (any_replan_ ? kLowRankReplan : 0)));
   }
 
   // ---- the mean
@@ -392,15 +364,15 @@ class LowRankExchange final : public Exchange {
     for (int r = 0; r < group_.size; ++r) {
       if (group_.Joined(r)) continue;
       if (r == group_.rank) {
-        Note(state_->finite, step_.mine->replan);
+        Note(r, state_->finite, step_.mine->replan);
         if (!state_->finite) continue;
         values = own;
       } else {
         ByteReader in(shares[static_cast<size_t>(r)]);
         const auto flags = in.Value<uint8_t>();
-        Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
+        Note(r, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
         const ByteSpan bytes =
-            in.Take((flags & kNotFiniteFlag) != 0 ? 0 : values.size() * sizeof(T));
+            in.Take((flags & kLowRankNotFinite) != 0 ? 0 : values.size() * sizeof(T));
         if (!in.AtEnd()) return Malformed(r);
         if (bytes.empty()) continue;
         std::memcpy(values.data(), bytes.data(), bytes.size());
@@ -451,10 +423,11 @@ class LowRankExchange final : public Exchange {
     if (!IsOwner()) {
       ByteReader in(OwnersShare(shares));
       const auto flags = in.Value<uint8_t>();
-      Note((flags & kNotFiniteFlag) == 0, (flags & kReplanFlag) != 0);
+      Note(-1, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
       std::vector<T>& values = round == 1 ? result_.ut : result_.vt;
       values.resize(static_cast<size_t>(r * (round == 1 ? m() : columns())));
-      const ByteSpan bytes = in.Take((flags & kNotFiniteFlag) != 0 ? 0 : values.size() * sizeof(T));
+      const ByteSpan bytes =
+          in.Take((flags & kLowRankNotFinite) != 0 ? 0 : values.size() * sizeof(T));
       if (!in.AtEnd()) return Malformed(settings_.owner);
       if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     }
@@ -509,7 +482,7 @@ class LowRankExchange final : public Exchange {
   }
 
   const TensorSpec spec_;
-  const Settings settings_;
+  const LowRankSettings settings_;
   const ExchangeEnv env_;
   Group group_;
   StepInput step_;
@@ -521,56 +494,9 @@ class LowRankExchange final : public Exchange {
   LayerResult<T> weight_;
   LayerResult<T> bias_;
   bool any_not_finite_ = false;
+  int not_finite_rank_ = -1;  // the first that is known
   bool any_replan_ = false;
 };
-
-Result<Settings> ParseSettings(const TensorSpec& spec, const MethodText& method) {
-  auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
-  Settings settings;
-  if (method.layers().size() != 1) return wrong("expected one layer");
-  DAD_RETURN_IF_ERROR(CheckSummable(spec, "low rank"));
-  settings.layer = method.layers()[0];
-  const auto rank = method.Integer("rank", 4);
-  const auto tol = method.Real("tol", 0.0);
-  const auto energy = method.Real("energy", 0.0);
-  const auto iterations = method.Integer("iterations", 1);
-  const auto owner = method.Integer("owner", 0);
-  for (const Status& status :
-       {rank.status(), tol.status(), energy.status(), iterations.status(), owner.status()}) {
-    DAD_RETURN_IF_ERROR(status);
-  }
-  if (rank.value() < 1 || rank.value() > 255) return wrong("rank must be in 1..255");
-  if (iterations.value() < 1 || iterations.value() > 100)
-    return wrong("iterations must be in 1..100");
-  settings.options.rank = static_cast<int>(rank.value());
-  settings.options.tol = tol.value();
-  settings.options.energy = energy.value();
-  settings.options.iterations = static_cast<int>(iterations.value());
-  settings.owner = static_cast<int>(owner.value());
-  const auto wire = ParseWire(method.Text("wire", "int4"));
-  if (!wire.ok()) return wire.status();
-  settings.wire = wire.value();
-  const std::string combine = method.Text("combine", "owner");
-  if (combine == "gather") {
-    settings.combine = Combine::kGather;
-  } else if (combine == "power") {
-    settings.combine = Combine::kPower;
-  } else if (combine != "owner") {
-    return wrong("combine must be owner, gather or power");
-  }
-  const std::string feedback = method.Text("feedback", "dense");
-  if (feedback == "none") {
-    settings.feedback = Feedback::kNone;
-  } else if (feedback == "rows") {
-    settings.feedback = Feedback::kRows;
-  } else if (feedback != "dense") {
-    return wrong("feedback must be dense, rows or none");
-  }
-  if (settings.combine == Combine::kPower && settings.feedback == Feedback::kRows) {
-    return wrong("power keeps a dense residual");
-  }
-  return settings;
-}
 
 }  // namespace
 
@@ -587,7 +513,7 @@ int64_t LowRankBytes(const MethodText& method, DType dtype) {
 Result<std::unique_ptr<Exchange>> MakeLowRankExchange(const TensorSpec& spec,
                                                       const MethodText& method,
                                                       const ExchangeEnv& env) {
-  const Result<Settings> settings = ParseSettings(spec, method);
+  const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
   if (!settings.ok()) return settings.status();
   return MakeForType<LowRankExchange>(spec, settings.value(), env);
 }

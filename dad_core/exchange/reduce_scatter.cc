@@ -66,9 +66,7 @@ class ReduceScatterExchange final : public Exchange {
   Status Finish() override { return Status::Ok(); }
 
  private:
-  int64_t RowsOf(int p) const {
-    return spec_.shape[0] / group_.size + (p < spec_.shape[0] % group_.size ? 1 : 0);
-  }
+  int64_t RowsOf(int p) const { return RowsOfRank(spec_.shape[0], group_.size, p); }
   const std::byte* MyValuesFor(int p) const {
     const int64_t even = spec_.shape[0] / group_.size;
     const int64_t remainder = spec_.shape[0] % group_.size;

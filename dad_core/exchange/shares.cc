@@ -70,6 +70,45 @@ Result<Rows> ParseRows(const TensorSpec& spec, int from_rank, ByteSpan share, in
   return rows;
 }
 
+Result<std::vector<int64_t>> SplitsOf(const TensorSpec& spec, const Contribution& mine,
+                                      int num_ranks) {
+  const std::string who = Quoted(spec) + ": ";
+  if (mine.input.shape.empty()) {
+    return Status::InvalidArgument(who + "alltoall needs a first dimension to split");
+  }
+  const int64_t num_rows = mine.input.shape[0];
+  if (mine.splits.empty()) {
+    if (num_rows % num_ranks == 0) {
+      return std::vector<int64_t>(static_cast<size_t>(num_ranks), num_rows / num_ranks);
+    }
+    return Status::InvalidArgument(who + std::to_string(num_rows) +
+                                   " rows cannot be split evenly over " +
+                                   std::to_string(num_ranks) + " ranks");
+  }
+  if (mine.splits.size() != static_cast<size_t>(num_ranks)) {
+    return Status::InvalidArgument(who + std::to_string(mine.splits.size()) + " splits for " +
+                                   std::to_string(num_ranks) + " ranks");
+  }
+  int64_t left = num_rows;
+  for (const int64_t count : mine.splits) {
+    left = count < 0 || count > left ? -1 : left - count;
+    if (left < 0) break;
+  }
+  if (left == 0) return mine.splits;
+  return Status::InvalidArgument(who + "splits do not add up to " + std::to_string(num_rows) +
+                                 " rows");
+}
+
+int64_t RowsOfRank(int64_t num_rows, int num_ranks, int rank) {
+  return num_rows / num_ranks + (rank < num_rows % num_ranks ? 1 : 0);
+}
+
+Status CheckNumRows(const TensorSpec& spec, int from_rank, int64_t num_rows) {
+  if (num_rows >= 0 && num_rows <= kMaxRows) return Status::Ok();
+  return Status::InvalidArgument(Quoted(spec) + ": rank " + std::to_string(from_rank) +
+                                 " announced " + std::to_string(num_rows) + " rows");
+}
+
 int64_t RowBytes(const TensorSpec& spec) {
   int64_t bytes = static_cast<int64_t>(SizeOf(spec.dtype));
   for (size_t d = 1; d < spec.shape.size(); ++d) bytes *= spec.shape[d];

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <vector>
 
 #include "dad/status.h"
 #include "exchange/exchange.h"
@@ -30,6 +31,17 @@ void AppendRows(const Rows& rows, GatherBuffer& out);
 
 // A view into `share`.
 Result<Rows> ParseRows(const TensorSpec& spec, int from_rank, ByteSpan share, int64_t row_bytes);
+
+// The rows of `mine` that go to each rank in an alltoall: its splits, or as many to each.
+Result<std::vector<int64_t>> SplitsOf(const TensorSpec& spec, const Contribution& mine,
+                                      int num_ranks);
+
+// Of `num_rows` that are shared out over all ranks those of `rank`: the remainder goes to the
+// lowest ranks.
+int64_t RowsOfRank(int64_t num_rows, int num_ranks, int rank);
+
+// InvalidArgument, naming tensor and rank, for a number of rows that no rank can mean.
+Status CheckNumRows(const TensorSpec& spec, int from_rank, int64_t num_rows);
 
 // Bytes of shape[1:]; a tensor without dimensions is one row.
 int64_t RowBytes(const TensorSpec& spec);

@@ -26,18 +26,10 @@
 namespace dad {
 namespace {
 
-// Bits of a share's first byte.
-constexpr uint8_t kNotFiniteFlag = 1;
-constexpr uint8_t kReplanFlag = 2;
-constexpr uint8_t kTooLargeFlag = 4;
-constexpr uint8_t kAllFlags = 7;
-
 // Tensors from here on are worth several threads, and do not stay in the caches between steps.
 constexpr int64_t kLargeCount = 1 << 20;
 // Elements that one task works on where they need not be formed.
 constexpr int64_t kTaskCount = 1 << 16;
-// Below this a share is as small as messages get, whatever dense would have.
-constexpr int64_t kSmallShare = 64;
 
 template <typename T>
 class SparseExchange final : public Exchange {
@@ -45,14 +37,22 @@ class SparseExchange final : public Exchange {
   SparseExchange(const TensorSpec& spec, const SparseSettings& settings, const ExchangeEnv& env)
       : spec_(spec), settings_(settings), env_(env) {}
 
+  // The share is found again by its submit_id. An error comes again, where it is heard.
+  void Prepare(const StepInput& input, const Group& group) override { (void)Begin(input, group); }
+
   Status Begin(const StepInput& input, const Group& group) override {
     group_ = group;
     step_ = input;
     not_finite_rank_ = -1;
     any_replan_ = any_too_large_ = false;
-    share_.clear();
+    const std::shared_ptr<SparseState<T>> made_from = std::move(state_);
     // Asked for in every step: a checkpoint may have put another in its place.
     DAD_RETURN_IF_ERROR(FindState());
+    if (input.mine != nullptr && made_for_ == input.submit_id && made_from == state_) {
+      return Status::Ok();  // prepared
+    }
+    made_for_ = 0;
+    share_.clear();
     // The step before was used; what this one makes is put there when it is over.
     state_->last_share.clear();
     if (input.mine == nullptr) return Status::Ok();
@@ -61,6 +61,7 @@ class SparseExchange final : public Exchange {
                                      std::to_string(input.mine->layers.size()));
     }
     MakeShare();
+    made_for_ = input.submit_id;
     return Status::Ok();
   }
 
@@ -115,13 +116,17 @@ class SparseExchange final : public Exchange {
       step_.report->effective = static_cast<double>(added_) / all;
     }
     if (not_finite_rank_ < 0) Commit();
+    made_for_ = 0;
     next_.Release();
     weight_.Release();
     bias_.Release();
     return Status::Ok();
   }
 
-  void Cancel() override { next_.Release(); }
+  void Cancel() override {
+    made_for_ = 0;
+    next_.Release();
+  }
 
  private:
   bool Travels(int from, int to) const {
@@ -158,7 +163,7 @@ class SparseExchange final : public Exchange {
   }
 
   void MakeShare() {
-    const uint8_t replan = step_.mine->replan ? kReplanFlag : 0;
+    const uint8_t replan = step_.mine->replan ? kSparseReplan : 0;
     converted_.clear();
     next_ = Accumulators<T>(settings_.count(), settings_.has_variance());
     next_rms_ = state_->mean_rms;
@@ -176,21 +181,16 @@ class SparseExchange final : public Exchange {
     }
     plain_ = nullptr;
     if (!finite) {
-      share_ = {std::byte(kNotFiniteFlag | replan)};
-    } else if (static_cast<int64_t>(out.bytes().size()) > DenseBytes()) {
+      share_ = {std::byte(kSparseNotFinite | replan)};
+    } else if (static_cast<int64_t>(out.bytes().size()) >
+               MostSparseBytes(settings_, spec_.dtype, group_.size)) {
       // Everything waits; the next plan sends it dense.
-      share_ = {std::byte(kTooLargeFlag | kReplanFlag)};
+      share_ = {std::byte(kSparseTooLarge | kSparseReplan)};
       const std::vector<Part> parts = Parts();
       for (size_t p = 0; p < parts.size(); ++p) PutBack(parts[p], unsent[p]);
     } else {
       share_ = out.bytes();
     }
-  }
-
-  // What a dense sum would send to each peer.
-  int64_t DenseBytes() const {
-    const int64_t bytes = settings_.count() * static_cast<int64_t>(SizeOf(spec_.dtype));
-    return std::max(kSmallShare, 2 * bytes / group_.size);
   }
 
   MatrixView<const T> AsMatrix(const TensorView& values, int64_t rows, int64_t cols) {
@@ -476,11 +476,11 @@ class SparseExchange final : public Exchange {
   Status AddShare(int rank, ByteSpan share, T* weight, T* bias) {
     ByteReader in(share);
     const auto flags = in.Value<uint8_t>();
-    if (!in.ok() || (flags & ~kAllFlags) != 0) return Malformed(rank, "bad flags");
-    any_replan_ = any_replan_ || (flags & kReplanFlag) != 0;
-    any_too_large_ = any_too_large_ || (flags & kTooLargeFlag) != 0;
-    if ((flags & kNotFiniteFlag) != 0 && not_finite_rank_ < 0) not_finite_rank_ = rank;
-    if ((flags & (kNotFiniteFlag | kTooLargeFlag)) == 0) {
+    if (!in.ok() || (flags & ~kSparseAllFlags) != 0) return Malformed(rank, "bad flags");
+    any_replan_ = any_replan_ || (flags & kSparseReplan) != 0;
+    any_too_large_ = any_too_large_ || (flags & kSparseTooLarge) != 0;
+    if ((flags & kSparseNotFinite) != 0 && not_finite_rank_ < 0) not_finite_rank_ = rank;
+    if ((flags & (kSparseNotFinite | kSparseTooLarge)) == 0) {
       Result<int64_t> added = AddTensor(settings_, settings_.weight_count(), in, weight);
       if (!added.ok()) return Malformed(rank, added.status().message());
       added_ += added.value();
@@ -514,7 +514,7 @@ class SparseExchange final : public Exchange {
   void Commit() {
     if (settings_.keeps_residual()) std::swap(state_->kept, next_);
     state_->mean_rms = next_rms_;
-    const bool sent = (std::to_integer<uint8_t>(share_[0]) & kTooLargeFlag) == 0;
+    const bool sent = (std::to_integer<uint8_t>(share_[0]) & kSparseTooLarge) == 0;
     state_->last_share = sent ? std::move(share_) : std::vector<std::byte>();
   }
 
@@ -525,6 +525,7 @@ class SparseExchange final : public Exchange {
   StepInput step_;
   std::shared_ptr<SparseState<T>> state_;
   // Of the step.
+  uint64_t made_for_ = 0;  // whose share there is, by submit_id; 0: none
   Accumulators<T> next_;
   std::array<double, 2> next_rms_ = {};
   std::vector<std::byte> share_;

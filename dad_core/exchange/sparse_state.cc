@@ -42,7 +42,15 @@ class Spares {
 };
 thread_local Spares spares;
 
+// Below this a share is as small as messages get, whatever dense would have.
+constexpr int64_t kSmallShare = 64;
+
 }  // namespace
+
+int64_t MostSparseBytes(const SparseSettings& settings, DType dtype, int num_ranks) {
+  const int64_t bytes = settings.count() * static_cast<int64_t>(SizeOf(dtype));
+  return std::max(kSmallShare, 2 * bytes / num_ranks);
+}
 
 template <typename T>
 Accumulators<T>::Accumulators(int64_t count, bool with_variance)
@@ -144,6 +152,29 @@ Result<int64_t> AddTensor(const SparseSettings& settings, int64_t count, ByteRea
 }
 
 template <typename T>
+Result<std::vector<SparseWords<T>>> ReadTensor(const SparseSettings& settings, int64_t count,
+                                               ByteReader& in) {
+  SparseScale<T> scale;
+  if (!scale.Read(settings, in)) return Status::InvalidArgument("a bad scale");
+  const int bits = settings.value_bits();
+  std::vector<SparseWords<T>> chunks;
+  for (int64_t begin = 0; begin < count; begin += MaxSparseExtent(bits)) {
+    SparseWords<T>& chunk = chunks.emplace_back();
+    chunk.begin = begin;
+    scale.Values(settings, chunk.values);
+    SparseReader reader(settings.coding, std::min(MaxSparseExtent(bits), count - begin), bits, in);
+    chunk.words.reserve(static_cast<size_t>(reader.count()));
+    while (reader.Next()) {
+      for (size_t k = 0; k < reader.index().size(); ++k) {
+        chunk.words.push_back(reader.index()[k] | uint32_t{reader.code()[k]} << (32 - bits));
+      }
+    }
+    if (!reader.status().ok()) return reader.status();
+  }
+  return chunks;
+}
+
+template <typename T>
 void SparseState<T>::Export(std::vector<StateTensor>& out) {
   Save("residual", kept.r_bytes(), out);
   Save("variance", kept.v_bytes(), out);
@@ -205,10 +236,12 @@ void SparseState<T>::Save(const char* name, const AlignedBuffer& values,
   out.push_back(std::move(tensor));
 }
 
-#define DAD_INSTANTIATE(T)                                                                \
-  template class Accumulators<T>;                                                         \
-  template struct SparseScale<T>;                                                         \
-  template Result<int64_t> AddTensor<T>(const SparseSettings&, int64_t, ByteReader&, T*); \
+#define DAD_INSTANTIATE(T)                                                                   \
+  template class Accumulators<T>;                                                            \
+  template struct SparseScale<T>;                                                            \
+  template Result<int64_t> AddTensor<T>(const SparseSettings&, int64_t, ByteReader&, T*);    \
+  template Result<std::vector<SparseWords<T>>> ReadTensor<T>(const SparseSettings&, int64_t, \
+                                                             ByteReader&);                   \
   template class SparseState<T>
 DAD_INSTANTIATE(float);
 DAD_INSTANTIATE(double);

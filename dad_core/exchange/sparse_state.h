@@ -14,6 +14,16 @@
 
 namespace dad {
 
+// Bits of a share's first byte.
+constexpr uint8_t kSparseNotFinite = 1;
+constexpr uint8_t kSparseReplan = 2;
+constexpr uint8_t kSparseTooLarge = 4;
+constexpr uint8_t kSparseAllFlags = 7;
+
+// The most that a share may have: what a dense sum would send to each peer, but at least as much as
+// the smallest messages.
+int64_t MostSparseBytes(const SparseSettings& settings, DType dtype, int num_ranks);
+
 // r and v of a layer: first the weight's elements, then the bias's. Not initialised.
 template <typename T>
 class Accumulators {
@@ -52,6 +62,18 @@ struct SparseScale {
 // or why it is malformed. `sum` is then unspecified.
 template <typename T>
 Result<int64_t> AddTensor(const SparseSettings& settings, int64_t count, ByteReader& in, T* sum);
+
+// The same for those who add elsewhere: the elements as words (codec/sparse_code.h), by chunks,
+// with what their codes stand for. Not for topk.
+template <typename T>
+struct SparseWords {
+  int64_t begin = 0;  // of the chunk, in the tensor
+  std::vector<uint32_t> words;
+  T values[16] = {};
+};
+template <typename T>
+Result<std::vector<SparseWords<T>>> ReadTensor(const SparseSettings& settings, int64_t count,
+                                               ByteReader& in);
 
 template <typename T>
 class SparseState final : public ExchangeState {

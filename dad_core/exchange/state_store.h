@@ -56,6 +56,20 @@ class StateStore {
     return state;
   }
 
+  // A method that goes on in another place, host or device, takes over what it had in `From`, as
+  // from a checkpoint. Other states are left alone.
+  template <typename From>
+  void Move(const StateKey& key) {
+    {
+      std::lock_guard lock(mutex_);
+      const auto found = entries_.find(key);
+      if (found == entries_.end() || dynamic_cast<From*>(found->second.state.get()) == nullptr) {
+        return;
+      }
+    }
+    Import(key, Export(key));
+  }
+
   std::vector<StateTensor> Export(const StateKey& key) const;
   // Taken over when the exchange of that tensor begins its next step.
   void Import(const StateKey& key, std::vector<StateTensor> tensors);

@@ -40,7 +40,7 @@ class EngineImpl final : public Engine {
       : world_(std::move(world)),
         options_(WithThreads(start.options, world_)),
         worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets),
-                std::move(why_staged)) {
+                std::move(why_staged), start.device_methods) {
     worker_.timeline().SetOffset(start.clock_offset_us);
   }
 
@@ -59,6 +59,8 @@ class EngineImpl final : public Engine {
     worker_.inbox()->Post(SubmitEvent{state});
     return state;
   }
+
+  void GiveUp(uint64_t step, const Status& why) override { worker_.GiveUp(step, why); }
 
   const World& world() const override { return world_; }
   Options options() const override { return options_; }
@@ -132,7 +134,7 @@ Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, cons
     DAD_RETURN_IF_ERROR(Validate(request, world.rank, {}, world.size));
     std::sort(ranks.begin(), ranks.end());
   }
-  Result<StartUp> start = AgreeOnStart(*transport, options, world.hostname, process_sets);
+  Result<StartUp> start = AgreeOnStart(*transport, options, world, process_sets);
   if (!start.ok()) return start.status();
   auto engine = std::make_unique<EngineImpl>(std::move(transport), world, start.value(),
                                              std::move(process_sets), std::move(why_staged));

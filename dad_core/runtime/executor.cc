@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "runtime/timeline.h"
 
@@ -17,6 +18,9 @@ struct Executor::Batch {
   std::vector<std::vector<Share>> shares;  // by round, by member
   std::weak_ptr<SendPin> pin;              // alive while referenced bytes are on their way
   bool finished = false;                   // only the pin is waited for
+  Status outcome;                          // of a batch that has finished
+  bool held = false;                       // a device is making the bytes of the round
+  std::vector<DeviceEvent> making;         // by part: what its bytes wait for
   std::chrono::steady_clock::time_point round_started;
 
   // Whether `from` sends `to` a message in a round. An empty first one says "I agree".
@@ -85,9 +89,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
   ExpectNothingFromSilent(batch);
   running_[id] = std::move(owned);
   OfferDestinations(batch);
-  if (Status status = SendRound(batch); !status.ok()) {
-    return wire_->Fatal(member_, status.message());
-  }
+  if (!SendOrHold(batch)) return;
 
   if (auto found = early_.find(id); found != early_.end()) {
     std::vector<Early> early = std::move(found->second);
@@ -118,6 +120,51 @@ void Executor::OfferDestinations(Batch& batch) {
       std::span<std::byte> memory = exchange.Destination(round, m);
       if (!memory.empty()) wire_->OfferMemory(m, batch.id, round, memory);
     }
+  }
+}
+
+// False if that is the end of everything.
+bool Executor::SendOrHold(Batch& batch) {
+  const Result<bool> ready = ReadyToSend(batch);
+  batch.held = ready.ok() && !ready.value();
+  if (batch.held) {
+    held_.push_back(batch.id);
+    return true;
+  }
+  const Status status = ready.ok() ? SendRound(batch) : ready.status();
+  if (!status.ok()) wire_->Fatal(member_, status.message());
+  return status.ok();
+}
+
+Result<bool> Executor::ReadyToSend(Batch& batch) {
+  bool all = true;
+  for (size_t i = 0; i < batch.parts.size(); ++i) {
+    Exchange& exchange = *batch.parts[i].exchange;
+    if (exchange.device() < 0 || batch.round >= exchange.num_rounds()) continue;
+    batch.making.resize(batch.parts.size());
+    DeviceEvent& event = batch.making[i];
+    for (;;) {
+      const Result<bool> passed = EventPassed(exchange.device(), event);
+      if (!passed.ok()) return passed.status();
+      if (!passed.value()) {
+        all = false;
+        break;
+      }
+      Result<DeviceEvent> next = exchange.Ready(batch.round);
+      if (!next.ok()) return next.status();
+      event = std::move(next).value();
+      if (event == nullptr) break;
+    }
+  }
+  return all;
+}
+
+void Executor::SendHeld() {
+  for (uint64_t id : std::exchange(held_, {})) {
+    const auto found = running_.find(id);
+    if (found == running_.end() || found->second->finished) continue;  // cancelled, or failed
+    if (!SendOrHold(*found->second)) return;
+    Advance(*found->second);
   }
 }
 
@@ -181,7 +228,7 @@ bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
 }
 
 void Executor::Advance(Batch& batch) {
-  if (batch.finished) return;
+  if (batch.finished || batch.held) return;
   while (batch.RoundComplete()) {
     if (Status status = ReceiveRound(batch); !status.ok()) {
       return wire_->Fatal(member_, status.message());
@@ -190,9 +237,7 @@ void Executor::Advance(Batch& batch) {
     wire_->timeline()->Round(batch.parts, batch.round, batch.round_started);
     if (++batch.round == batch.num_rounds) return Finish(batch);
     batch.round_started = std::chrono::steady_clock::now();
-    if (Status status = SendRound(batch); !status.ok()) {
-      return wire_->Fatal(member_, status.message());
-    }
+    if (!SendOrHold(batch) || batch.held) return;
   }
 }
 
@@ -263,12 +308,16 @@ void Executor::Finish(Batch& batch) {
     task.turn = turn->number;
     task.some_absent = !batch.group.joined.empty();
     for (const BatchPart& part : batch.parts) {
-      task.parts.push_back({part.exchange->device_turn()->spec, part.request, part.tensor});
+      task.parts.push_back({*part.exchange->device_turn(), part.request, part.tensor});
     }
     return wire_->RunOnDevice(std::move(task));
   }
-  // The memory behind referenced bytes belongs to the user again when the request
-  // is done, so they must have left. Mostly they have.
+  ReleaseWhenSent(batch);
+}
+
+// The memory behind referenced bytes belongs to the user again when the request
+// is done, so they must have left. Mostly they have.
+void Executor::ReleaseWhenSent(Batch& batch) {
   if (std::shared_ptr<SendPin> pin = batch.pin.lock()) {
     pin->TellWhenReleased();
   } else {
@@ -289,10 +338,14 @@ void Executor::OnDevice(const DeviceOutcome& outcome) {
   if (!outcome.status.ok() && outcome.status.code() != StatusCode::kInvalidArgument) {
     return wire_->Fatal(member_, outcome.status.message());
   }
-  for (const BatchPart& part : found->second->parts) {
+  for (const DeviceTask::Part& part : outcome.task.parts) {
     if (!part.request) continue;
-    if (!outcome.status.ok()) part.request->first_error = outcome.status;
-    part.request->done = outcome.done;  // one stream, in order: the last is after all of them
+    RequestState& request = *part.request;
+    if (!outcome.status.ok()) request.first_error = outcome.status;
+    request.done = outcome.done;  // one stream, in order: the last is after all of them
+    if (!outcome.status.ok() || part.turn.failed) continue;
+    const auto tensor = static_cast<size_t>(part.tensor);
+    request.device_bytes += static_cast<int64_t>(request.request.tensors[tensor].input.num_bytes());
   }
   Release(*found->second);
 }
@@ -301,18 +354,22 @@ void Executor::Release(Batch& batch) {
   std::unique_ptr<Batch> owned = std::move(running_.at(batch.id));
   running_.erase(batch.id);
   for (BatchPart& part : owned->parts) {
-    if (part.request) EndPart(part, Status::Ok());
+    if (part.request) EndPart(part, owned->outcome);
   }
 }
 
 void Executor::EndPart(BatchPart& part, const Status& status) {
   RequestState& request = *part.request;
   if (!status.ok() && request.first_error.ok()) request.first_error = status;
+  // Also of a step that has failed: the device may be at its tensors.
+  if (DeviceEvent event = part.exchange->device_event()) request.done = std::move(event);
   if (--request.parts_left > 0) return;
+  if (request.meta.tensors.empty()) return done_(part.request);  // a barrier
   TensorTraffic& traffic = traffic_[request.meta.name];
   ++traffic.steps;
   traffic.sent += request.sent_bytes;
   traffic.received += request.received_bytes;
+  traffic.device += request.device_bytes;
   if (request.started != std::chrono::steady_clock::time_point()) {
     const auto now = std::chrono::steady_clock::now();
     traffic.seconds += std::chrono::duration<double>(now - request.started).count();
@@ -325,10 +382,12 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
       request.result_value |= kNotFinite | int64_t{report.not_finite_rank + 1} << kRankShift;
     }
   }
-  if (request.meta.kind == OpKind::kAllReduce) {
+  if (request.meta.kind == OpKind::kAllReduce && request.device_bytes == 0) {
     for (const Contribution& tensor : request.request.tensors) {
-      traffic.dense +=
-          2 * (num_members_ - 1) * static_cast<int64_t>(tensor.input.num_bytes()) / num_members_;
+      const int64_t bytes = tensor.uncompressed_bytes > 0
+                                ? tensor.uncompressed_bytes
+                                : static_cast<int64_t>(tensor.input.num_bytes());
+      traffic.dense += 2 * (num_members_ - 1) * bytes / num_members_;
     }
   }
   done_(part.request);
@@ -338,11 +397,14 @@ std::vector<std::shared_ptr<RequestState>> Executor::Cancel(uint64_t id) {
   std::vector<std::shared_ptr<RequestState>> requests;
   auto found = running_.find(id);
   if (found == running_.end()) return requests;
-  for (BatchPart& part : found->second->parts) {
+  Batch& batch = *found->second;
+  for (BatchPart& part : batch.parts) {
     part.exchange->Cancel();
-    requests.push_back(part.request);
+    requests.push_back(std::exchange(part.request, nullptr));
   }
-  running_.erase(found);
+  // Nobody wants its bytes any more, but they may still be on their way.
+  batch.finished = true;
+  ReleaseWhenSent(batch);
   return requests;
 }
 
@@ -370,11 +432,10 @@ void Executor::MemberGone(int member, const Status& why) {
     }
   }
   for (uint64_t id : stuck) {
-    std::unique_ptr<Batch> batch = std::move(running_.at(id));
-    running_.erase(id);
-    for (BatchPart& part : batch->parts) {
-      if (part.request) EndPart(part, why);
-    }
+    Batch& batch = *running_.at(id);
+    batch.finished = true;
+    batch.outcome = why;
+    ReleaseWhenSent(batch);
   }
 }
 
@@ -392,9 +453,11 @@ void Executor::FailAll(const Status& why) {
 std::vector<bool> Executor::Awaited() const {
   std::vector<bool> awaited(num_members_, false);
   for (const auto& [id, batch] : running_) {
-    if (batch->finished) continue;
+    // Bytes that do not leave are held up by a peer, too; which one is not known here.
+    const bool leaving = batch->finished && !batch->pin.expired();
+    if (batch->finished && !leaving) continue;
     for (int m = 0; m < num_members_; ++m) {
-      if (m != member_ && !batch->shares[batch->round][m].arrived) awaited[m] = true;
+      if (m != member_ && (leaving || !batch->shares[batch->round][m].arrived)) awaited[m] = true;
     }
   }
   return awaited;

@@ -32,6 +32,7 @@ struct TensorTraffic {
   int64_t steps = 0;
   int64_t sent = 0;
   int64_t received = 0;
+  int64_t device = 0;
   int64_t dense = 0;
   double effective = -1.0;  // of the last step
   double seconds = 0.0;
@@ -50,6 +51,9 @@ class Executor {
 
   void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t id);
+  // Batches whose next bytes a device is making, and a look at them: no thread waits for it.
+  bool holds() const { return !held_.empty(); }
+  void SendHeld();
   // A batch that devices exchange is on the device, or has failed.
   void OnDevice(const DeviceOutcome& outcome);
 
@@ -90,6 +94,8 @@ class Executor {
     AlignedBuffer payload;
   };
 
+  bool SendOrHold(Batch& batch);
+  Result<bool> ReadyToSend(Batch& batch);
   Status SendRound(Batch& batch);
   void OfferDestinations(Batch& batch);
   void ExpectNothingFromSilent(Batch& batch);
@@ -99,6 +105,7 @@ class Executor {
   Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
   void Finish(Batch& batch);
   void Release(Batch& batch);
+  void ReleaseWhenSent(Batch& batch);
   void EndPart(BatchPart& part, const Status& status);
 
   const int member_;
@@ -107,6 +114,7 @@ class Executor {
   const std::function<void(const std::shared_ptr<RequestState>&)> done_;
   std::unordered_map<uint64_t, std::unique_ptr<Batch>> running_;
   std::unordered_map<uint64_t, std::vector<Early>> early_;
+  std::vector<uint64_t> held_;
   std::map<std::string, TensorTraffic> traffic_;
 };
 

@@ -15,8 +15,7 @@ namespace {
 // what they send is small, and what they keep is each rank's own.
 bool Climbs(const Request& request) {
   return request.kind == OpKind::kAllReduce && request.process_set == 0 &&
-         request.method == "none" &&
-         (request.op == ReduceOp::kSum || request.op == ReduceOp::kAverage);
+         request.method == "none" && request.op != ReduceOp::kAdasum;
 }
 
 // The steps of a request count as the request, as if there were none.
@@ -31,6 +30,7 @@ Stats Folded(Stats stats) {
     all.steps = std::max(all.steps, step.steps);
     all.wire_bytes_sent += step.wire_bytes_sent;
     all.wire_bytes_received += step.wire_bytes_received;
+    all.device_bytes += step.device_bytes;
     all.dense_bytes = std::max(all.dense_bytes, step.dense_bytes);
     all.effective = std::max(all.effective, step.effective);
     all.seconds += step.seconds;
@@ -56,6 +56,8 @@ class HierarchicalEngine final : public Engine {
     return Climbs(request) ? hierarchy_->Submit(std::move(request))
                            : engine_->Submit(std::move(request));
   }
+
+  void GiveUp(uint64_t step, const Status& why) override { engine_->GiveUp(step, why); }
 
   const World& world() const override { return engine_->world(); }
   Options options() const override { return engine_->options(); }

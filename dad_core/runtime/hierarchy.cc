@@ -62,9 +62,9 @@ bool HasRows(const LayerInput& layer) {
 
 // Leaves the request's layers with nothing but a dense part.
 Result<std::vector<Piece>> PiecesOf(Request& request) {
-  if (request.kind != OpKind::kAllReduce ||
-      (request.op != ReduceOp::kSum && request.op != ReduceOp::kAverage)) {
-    return Wrong(request, "only sums and averages go from host to host");
+  if (request.kind != OpKind::kAllReduce || request.op == ReduceOp::kAdasum) {
+    return Wrong(request,
+                 "only reductions in which the order does not matter go from host to host");
   }
   if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
   const Result<MethodText> method = MethodText::Parse(request.method);
@@ -228,6 +228,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.root_rank = kind == OpKind::kBroadcast ? host_.front() : -1;
     request.stream = request_.stream;
     request.recurring = request_.recurring;
+    request.op = OpOfSteps();
+    request.terms = Terms();
     for (const Piece& piece : pieces_) {
       Contribution tensor;
       tensor.input = kind == OpKind::kAllReduce ? piece.input : piece.output;
@@ -237,6 +239,18 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     return request;
   }
 
+  ReduceOp OpOfSteps() const {
+    return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
+  }
+
+  // Steps do not show it all, and only leaders take all of them.
+  std::string Terms() const {
+    std::ostringstream terms;
+    terms << Name(request_.op) << ", prescale " << request_.prescale << ", postscale "
+          << request_.postscale << ", method " << request_.method;
+    return terms.str();
+  }
+
   // The sums of the hosts, in the outputs by now. Scaling is left to this step.
   void Across(const Ticket* before) {
     const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
@@ -244,7 +258,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     Request request = request_;
     request.name = request_.name + ".hosts";
     request.method = MethodAcross(request_.method, plan_);
-    request.op = ReduceOp::kSum;
+    request.op = OpOfSteps();
+    request.terms = Terms();
     request.process_set = leader_set_;
     request.postscale *= average;
     request.keep_alive = nullptr;

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "exchange/dense_ring.h"
+#include "exchange/device/factor.h"
+#include "exchange/device/low_rank.h"
 #include "runtime/batch_id.h"
 #include "runtime/fuser.h"
 #include "runtime/timeline.h"
@@ -15,7 +18,27 @@ namespace {
 // not going to be completed. Users who wait are noticed at once; this is for those who do not.
 constexpr std::chrono::milliseconds kPatience{1000};
 
+// A tensor that was negotiated twice is worth a schedule. It is built where a step begins, else the
+// batches whose first tensors have gone already would wait for them; after so many steps of which
+// no beginning was seen, anywhere.
+constexpr int kWorthASchedule = 2;
+constexpr int kOverdue = 5;
+
+// A tensor whose shape has changed so often is negotiated from then on: each change costs a recall.
+constexpr int kRestless = 3;
+
+// A line of fewer bytes per second is what steps wait for, and a ring uses it best: connections to
+// several peers share it unevenly. Faster ones leave the work of the ranks to wait for, of which a
+// ring has more.
+constexpr double kSlowLine = 50e6;
+
 }  // namespace
+
+// A longer ring has to have more to do. Two ranks are each other's only peer in any case.
+int64_t RingBytes(int64_t bytes_per_rank, size_t num_members) {
+  const bool makes_sense = bytes_per_rank > 0 && num_members > 2 && num_members <= kMaxRingSize;
+  return makes_sense ? bytes_per_rank * static_cast<int64_t>(num_members) : 0;
+}
 
 Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options,
            const ExchangeEnv& env, WireOut* wire, LaneOwner* owner)
@@ -42,9 +65,22 @@ int Lane::MemberOf(int rank) const {
   return found == ranks_.end() ? -1 : static_cast<int>(found - ranks_.begin());
 }
 
+bool Lane::ComputesOnDevice(const RequestState& request) const {
+  if (env_.bench == nullptr || request.request.tensors.empty()) return false;
+  return TakesFromDevice(SpecOf(request.meta, 0, ranks_), request.request.tensors[0], env_);
+}
+
+bool Lane::MustComputeOnDevice(const RequestState& request) const {
+  const Result<MethodText> method = MethodText::Parse(request.meta.method);
+  if (!method.ok() || request.meta.tensors.empty()) return false;
+  const TensorSpec spec = SpecOf(request.meta, 0, ranks_);
+  return FactorOnDevice(spec, method.value(), env_) || LowRankOnDevice(spec, method.value(), env_);
+}
+
 void Lane::Submit(std::shared_ptr<RequestState> request) {
   if (!closed_.ok()) return request->Complete(closed_);
-  const auto [entry, inserted] = in_flight_.emplace(request->meta.name, request);
+  if (const Status* why = WhyGivenUp(*request)) return request->Complete(*why);
+  const auto [entry, inserted] = in_flight_.emplace(request->key, request);
   if (!inserted) {
     return request->Complete(Status::InvalidArgument(
         "\"" + request->meta.name +
@@ -56,7 +92,13 @@ void Lane::Submit(std::shared_ptr<RequestState> request) {
 
 // By the schedule if it fits, else through negotiation.
 void Lane::Route(const std::shared_ptr<RequestState>& request) {
+  if (const Status* why = WhyGivenUp(*request)) {
+    AskRecall({}, {});  // others may wait for it
+    request->first_error = *why;
+    return Done(request);
+  }
   if (TrySchedule(request)) return;
+  RecallOtherKinds(request->key);
   request->parts_left = 0;
   if (unannounced_.empty()) oldest_unannounced_ = Clock::now();
   unannounced_.push_back(request);
@@ -64,7 +106,7 @@ void Lane::Route(const std::shared_ptr<RequestState>& request) {
 
 bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
   if (!schedule_.has_value() || recall_ == Recall::kCounting) return false;
-  const auto cache_id = cache_.Find(request->meta.name);
+  const auto cache_id = cache_.Find(request->key);
   if (!cache_id.has_value() || !cache_.Get(*cache_id)->scheduled) return false;
   Difference difference;
   if (Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
@@ -115,6 +157,7 @@ void Lane::Commit(uint32_t index) {
   }
   batch.present.clear();
   schedule_->incomplete().erase(index);
+  under_way_ = true;
   ++num_predicted_;
   if (tuner_ && index == 0) {
     if (auto fusion_bytes = tuner_->StepBegins(Clock::now())) Retune(*fusion_bytes);
@@ -187,7 +230,10 @@ void Lane::Pump() {
     if (!spoken_) {
       const bool asked = heard_.contains(sequence_);
       const bool news = !unannounced_.empty() && Clock::now() >= GatherUntil();
-      if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_) return;
+      if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_ &&
+          withdrawn_.empty()) {
+        return;
+      }
       Speak();
     }
     auto round = heard_.find(sequence_);
@@ -247,6 +293,10 @@ NegotiationMessage Lane::Compose() {
   NegotiationMessage message;
   message.fusion_bytes = wanted_fusion_bytes_;
   message.joined = joined_said_ = joined_;
+  message.joins = owner_->num_joins();
+  message.begins = !under_way_;
+  const double line_rate = options_.ring_bytes < 0 ? wire_->LineRate() : 0;
+  message.slow_line = line_rate > 0 && line_rate < kSlowLine;
   if (recall_ == Recall::kWanted && schedule_.has_value()) {
     message.recall = true;
     message.missing = std::move(missing_);
@@ -259,8 +309,9 @@ NegotiationMessage Lane::Compose() {
   if (recall_ == Recall::kWanted) recall_ = Recall::kNo;
   missing_.clear();
   stale_.clear();
+  message.withdrawn = std::exchange(withdrawn_, {});
   for (const auto& request : unannounced_) {
-    const auto cache_id = cache_.Find(request->meta.name);
+    const auto cache_id = cache_.Find(request->key);
     Difference difference;
     if (cache_id.has_value() && !Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
       message.known.push_back({*cache_id, request->phase});
@@ -280,11 +331,42 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
   if (counted) FinishRecall(messages);
   Result<Decision> decision = negotiator_.Decide(messages);
   if (!decision.ok()) return wire_->Fatal(member_, decision.status().message());
-  Act(decision.value());
+  for (const Decision::Failed& failed : decision.value().failed) {
+    cache_.Remove(failed.key);
+    const Status why = Status::FailedPrecondition(failed.message);
+    const auto mine = in_flight_.find(failed.key);
+    if (mine == in_flight_.end()) continue;
+    NoteGivenUp(mine->second->request.step, why);
+    Fail(failed.key, why);
+  }
+  Note(decision.value());
+  if (!schedule_.has_value()) fusion_bytes_ = messages[0].fusion_bytes;
+  const bool schedules = IsTimeToSchedule(messages, decision.value());
+  if (schedules) {
+    const bool slow = std::any_of(messages.begin(), messages.end(),
+                                  [](const NegotiationMessage& m) { return m.slow_line; });
+    if (slow && env_.ring_bytes == 0) {
+      env_.ring_bytes = RingBytes(kRingBytesPerRank, num_members());
+      DAD_LOG(Debug) << "process set " << id_
+                     << ": the line is slow; large tensors go around a ring";
+    }
+    BuildSchedule();
+  }
+  Start(decision.value(), schedules);
+  if (must_take_back_) TakeBack();
+  if (decision.value().last_joined >= 0) {
+    joined_ = joined_said_ = false;
+    // A smaller set may be complete while others still go on: join() is of all ranks.
+    if (id_ == 0) owner_->AllJoined(ranks_[static_cast<size_t>(decision.value().last_joined)]);
+  }
   if (counted) {
     // Not earlier: the messages of this round may name them by number.
     for (uint32_t id : all_stale_) {
-      if (const CacheEntry* entry = cache_.Get(id)) cache_.Remove(std::string(entry->meta.name));
+      const CacheEntry* entry = cache_.Get(id);
+      if (entry == nullptr) continue;
+      const RequestKey key = KeyOf(entry->meta);
+      ++num_changes_[key];
+      cache_.Remove(key);
     }
     all_stale_.clear();
   }
@@ -293,24 +375,16 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
   for (const NegotiationMessage& message : messages) {
     if (!message.recall) continue;
     recalled = true;
-    for (uint32_t id : message.missing) {
-      if (CacheEntry* entry = cache_.Get(id)) entry->loner = true;
-    }
+    all_missing_.insert(all_missing_.end(), message.missing.begin(), message.missing.end());
     all_stale_.insert(all_stale_.end(), message.stale.begin(), message.stale.end());
   }
-  if (recalled && schedule_.has_value()) {
+  // Also to take in what is new.
+  const bool outgrown = most_times_ >= kWorthASchedule && !negotiator_.any_joined() &&
+                        schedule_.has_value() && !schedule_->batches().empty();
+  if (outgrown || (recalled && schedule_.has_value())) {
     // From here to the count nobody commits: the next message of each rank says
     // how far it had come.
     recall_ = Recall::kCounting;
-  } else if (!schedule_.has_value() || came_again_) {
-    fusion_bytes_ = messages[0].fusion_bytes;
-    if (came_again_ && !negotiator_.any_joined()) {
-      if (schedule_.has_value()) {
-        recall_ = Recall::kCounting;  // to take in what is new
-      } else {
-        BuildSchedule();
-      }
-    }
   }
 }
 
@@ -332,6 +406,11 @@ void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
       least = std::min(least, message.committed[i]);
     }
     for (const auto& [id, request] : batches[i].present) back(request);
+    if (least > 0) {
+      for (uint32_t id : batches[i].members) {
+        if (CacheEntry* entry = cache_.Get(id)) entry->strikes = 0;
+      }
+    }
     if (batches[i].committed > least) {
       for (const auto& request : executor_.Cancel(
                ScheduledBatchId(schedule, static_cast<uint32_t>(i), batches[i].committed))) {
@@ -340,39 +419,71 @@ void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
     }
   }
   executor_.DropEarly([schedule](uint64_t id) { return IsOfSchedule(id, schedule); });
+  std::sort(all_missing_.begin(), all_missing_.end());
+  all_missing_.erase(std::unique(all_missing_.begin(), all_missing_.end()), all_missing_.end());
+  for (uint32_t id : all_missing_) {
+    if (CacheEntry* entry = cache_.Get(id)) ++entry->strikes;
+  }
+  all_missing_.clear();
   for (uint32_t id = 0; id < cache_.end_id(); ++id) {
     if (CacheEntry* entry = cache_.Get(id)) entry->scheduled = false;
   }
   schedule_.reset();
   recall_ = Recall::kNo;
-  came_again_ = true;  // the cache is still good: a new schedule follows at once
+  // The rest of this step is negotiated; the next one begins with a new schedule.
+  ForgetTimes();
   for (const auto& request : again) Route(request);
 }
 
-void Lane::Act(const Decision& decision) {
-  for (const Decision::Failed& failed : decision.failed) {
-    cache_.Remove(failed.name);
-    Fail(failed.name, Status::FailedPrecondition(failed.message));
-  }
-  StartNegotiated(decision);
-  if (decision.last_joined >= 0) {
-    joined_ = joined_said_ = false;
-    owner_->AllJoined(ranks_[static_cast<size_t>(decision.last_joined)]);
+void Lane::ForgetTimes() {
+  most_times_ = 0;
+  for (uint32_t id = 0; id < cache_.end_id(); ++id) {
+    if (CacheEntry* entry = cache_.Get(id)) entry->times = 0;
   }
 }
 
-void Lane::StartNegotiated(const Decision& decision) {
+void Lane::Note(const Decision& decision) {
+  for (const Decision::Ready& ready : decision.ready) {
+    const bool is_set =
+        ready.meta.kind == OpKind::kAddProcessSet || ready.meta.kind == OpKind::kRemoveProcessSet;
+    const auto changes = num_changes_.find(KeyOf(ready.meta));
+    const bool restless = changes != num_changes_.end() && changes->second >= kRestless;
+    if (!ready.meta.recurring || is_set || restless) continue;
+    most_times_ = std::max(most_times_, cache_.Note(ready.meta, ready.phase_key));
+  }
+}
+
+// The same on all ranks.
+bool Lane::IsTimeToSchedule(const std::vector<NegotiationMessage>& messages,
+                            const Decision& decision) const {
+  if (schedule_.has_value() || most_times_ < kWorthASchedule) return false;
+  if (negotiator_.any_joined() || decision.last_joined >= 0) return false;
+  return most_times_ >= kOverdue ||
+         std::all_of(messages.begin(), messages.end(),
+                     [](const NegotiationMessage& message) { return message.begins; });
+}
+
+bool Lane::IsScheduled(const RequestKey& key) const {
+  const auto id = cache_.Find(key);
+  return id.has_value() && cache_.Get(*id)->scheduled;
+}
+
+// `scheduled`: what is in the schedule, which is new, comes by it.
+void Lane::Start(const Decision& decision, bool scheduled) {
   std::vector<FuseItem> items;
   for (size_t i = 0; i < decision.ready.size(); ++i) {
     const RequestMeta& meta = decision.ready[i].meta;
     if (meta.kind == OpKind::kAddProcessSet || meta.kind == OpKind::kRemoveProcessSet) {
-      auto mine = in_flight_.find(meta.name);
+      auto mine = in_flight_.find(KeyOf(meta));
       std::shared_ptr<RequestState> request = mine == in_flight_.end() ? nullptr : mine->second;
-      if (request) in_flight_.erase(mine);
+      if (request) Land(KeyOf(meta));
       owner_->ProcessSetDecided(meta, request);
       continue;
     }
-    if (meta.recurring && cache_.Note(meta, decision.ready[i].phase_key)) came_again_ = true;
+    if (scheduled && IsScheduled(KeyOf(meta))) {
+      Route(in_flight_.at(KeyOf(meta)));
+      continue;
+    }
     // Only what the same members take part in can share a batch.
     uint64_t key = kHashSeed;
     for (bool absent : decision.ready[i].absent) key = HashCombine(key, absent ? 1 : 0);
@@ -383,11 +494,14 @@ void Lane::StartNegotiated(const Decision& decision) {
   auto mine = [&](int index) -> std::shared_ptr<RequestState> {
     const Decision::Ready& ready = decision.ready[static_cast<size_t>(index)];
     if (!ready.absent.empty() && ready.absent[static_cast<size_t>(member_)]) return nullptr;
-    return in_flight_.at(ready.meta.name);
+    return in_flight_.at(KeyOf(ready.meta));
   };
   for (const FusedBatch& batch : batches) {
     for (const FusedBatch::Part& part : batch.parts) {
-      if (auto request = mine(part.request)) ++request->parts_left;
+      if (auto request = mine(part.request)) {
+        ++request->parts_left;
+        under_way_ = true;
+      }
     }
   }
   for (size_t i = 0; i < batches.size(); ++i) {
@@ -411,25 +525,23 @@ void Lane::StartNegotiated(const Decision& decision) {
 }
 
 void Lane::BuildSchedule() {
-  came_again_ = false;
   Result<Schedule> built = Schedule::Build(next_schedule_++, cache_, fusion_bytes_, env_, ranks_);
   if (!built.ok()) return wire_->Fatal(member_, built.status().message());
   schedule_.emplace(std::move(built).value());
   DAD_LOG(Debug) << "process set " << id_ << ": schedule " << schedule_->id() << " has "
                  << schedule_->batches().size() << " batches";
 
+  ForgetTimes();
+
   // What waits in the negotiation and is scheduled now comes by the schedule.
-  auto scheduled = [this](const std::string& name) {
-    const auto id = cache_.Find(name);
-    return id.has_value() && cache_.Get(*id)->scheduled;
-  };
+  auto scheduled = [this](const RequestKey& key) { return IsScheduled(key); };
   std::vector<std::shared_ptr<RequestState>> waiting;
-  for (const auto& [name, missing] : negotiator_.Waiting()) {
-    auto mine = in_flight_.find(name);
+  for (const auto& [key, missing] : negotiator_.Waiting()) {
+    auto mine = in_flight_.find(key);
     const bool announced_here = mine != in_flight_.end() &&
                                 std::find(missing.begin(), missing.end(),
                                           ranks_[static_cast<size_t>(member_)]) == missing.end();
-    if (scheduled(name) && announced_here) waiting.push_back(mine->second);
+    if (scheduled(key) && announced_here) waiting.push_back(mine->second);
   }
   negotiator_.Drop(scheduled);
   waiting.insert(waiting.end(), unannounced_.begin(), unannounced_.end());
@@ -437,17 +549,78 @@ void Lane::BuildSchedule() {
   for (const auto& request : waiting) Route(request);
 }
 
-void Lane::Fail(const std::string& name, const Status& why) {
-  auto found = in_flight_.find(name);
+void Lane::Fail(const RequestKey& key, const Status& why) {
+  auto found = in_flight_.find(key);
   if (found == in_flight_.end()) return;
   std::shared_ptr<RequestState> request = found->second;
   request->first_error = why;
   Done(request);
 }
 
+void Lane::GiveUp(uint64_t step, const Status& why) {
+  NoteGivenUp(step, why);
+  // Else the decision that is due may be to start what this rank has said to be ready.
+  if (must_take_back_ && !spoken_) TakeBack();
+}
+
+void Lane::NoteGivenUp(uint64_t step, const Status& why) {
+  constexpr size_t kMostGivenUp = 16;
+  const bool known = std::any_of(given_up_.begin(), given_up_.end(),
+                                 [step](const auto& given_up) { return given_up.first == step; });
+  if (step == 0 || known) return;
+  given_up_.emplace_back(step, why);
+  if (given_up_.size() > kMostGivenUp) given_up_.pop_front();
+  must_take_back_ = true;
+}
+
+// The next message says so, and no decision comes before it: what a rank that tries again has is
+// never put together with what another one had.
+void Lane::TakeBack() {
+  must_take_back_ = false;
+  std::vector<std::pair<std::shared_ptr<RequestState>, Status>> gone;
+  for (const auto& [key, request] : in_flight_) {
+    if (const Status* why = WhyGivenUp(*request)) gone.emplace_back(request, *why);
+  }
+  for (const auto& [request, why] : gone) {
+    const bool announced = negotiator_.Waits(member_, request->key);
+    if (announced) withdrawn_.push_back(request->key);
+    if (announced || std::erase(unannounced_, request) > 0) {
+      Fail(request->key, why);
+    } else {
+      AskRecall({}, {});  // it may be in a batch that others will not complete
+    }
+  }
+}
+
+const Status* Lane::WhyGivenUp(const RequestState& request) const {
+  if (request.request.step == 0) return nullptr;
+  for (const auto& [step, why] : given_up_) {
+    if (step == request.request.step) return &why;
+  }
+  return nullptr;
+}
+
+// Ranks that have this name scheduled as another collective, which this one has not submitted, may
+// mean the same tensor: they find out in the negotiation.
+void Lane::RecallOtherKinds(const RequestKey& key) {
+  if (!schedule_.has_value()) return;
+  RequestKey other = key;
+  for (int kind = 0; kind < static_cast<int>(OpKind::kBarrier); ++kind) {
+    other.kind = static_cast<OpKind>(kind);
+    if (other.kind != key.kind && IsScheduled(other) && !in_flight_.contains(other)) {
+      return AskRecall({}, {});
+    }
+  }
+}
+
 void Lane::Done(const std::shared_ptr<RequestState>& request) {
-  in_flight_.erase(request->meta.name);
+  Land(request->key);
   owner_->Completed(request);
+}
+
+void Lane::Land(const RequestKey& key) {
+  in_flight_.erase(key);
+  if (in_flight_.empty()) under_way_ = false;
 }
 
 void Lane::MemberGone(int member, const Status& why) {
@@ -457,7 +630,7 @@ void Lane::MemberGone(int member, const Status& why) {
   // What is left in flight is either in a batch that can still finish, or waits
   // for an agreement that will not come.
   std::vector<std::shared_ptr<RequestState>> stuck;
-  for (const auto& [name, request] : in_flight_) {
+  for (const auto& [key, request] : in_flight_) {
     if (!executor_.Carries(request)) stuck.push_back(request);
   }
   for (const auto& request : stuck) {
@@ -471,7 +644,7 @@ void Lane::FailAll(const Status& why) {
   executor_.FailAll(why);
   auto in_flight = std::move(in_flight_);
   in_flight_.clear();
-  for (const auto& [name, request] : in_flight) {
+  for (const auto& [key, request] : in_flight) {
     request->first_error = why;
     owner_->Completed(request);
   }
@@ -485,8 +658,8 @@ std::vector<bool> Lane::Awaited() const {
       if (!round->second[m].has_value()) awaited[m] = true;
     }
   }
-  for (const auto& [name, missing] : negotiator_.Waiting()) {
-    if (!in_flight_.contains(name)) continue;
+  for (const auto& [key, missing] : negotiator_.Waiting()) {
+    if (!in_flight_.contains(key)) continue;
     for (int rank : missing) awaited[static_cast<size_t>(MemberOf(rank))] = true;
   }
   awaited[static_cast<size_t>(member_)] = false;
@@ -495,8 +668,8 @@ std::vector<bool> Lane::Awaited() const {
 
 std::vector<Lane::Stalled> Lane::StalledSince(Clock::time_point since) const {
   std::vector<Stalled> stalled;
-  for (const auto& [name, missing] : negotiator_.Waiting()) {
-    auto mine = in_flight_.find(name);
+  for (const auto& [key, missing] : negotiator_.Waiting()) {
+    auto mine = in_flight_.find(key);
     if (mine == in_flight_.end() || mine->second->submitted > since) continue;
     stalled.push_back({mine->second, missing});
   }

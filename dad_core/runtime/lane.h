@@ -4,12 +4,14 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "dad/options.h"
@@ -32,7 +34,12 @@ class LaneOwner {
   virtual void ProcessSetDecided(const RequestMeta& meta,
                                  const std::shared_ptr<RequestState>& mine) = 0;
   virtual void AllJoined(int last_rank) = 0;
+  virtual uint32_t num_joins() const = 0;  // that all ranks have come to
 };
+
+// From what size on a tensor goes around a ring of so many members, where one has `bytes_per_rank`
+// for each (Options::ring_bytes); 0: none does.
+int64_t RingBytes(int64_t bytes_per_rank, size_t num_members);
 
 class Lane {
  public:
@@ -51,7 +58,13 @@ class Lane {
   void OnDevice(const DeviceOutcome& outcome) { executor_.OnDevice(outcome); }
   // Whether a request is exchanged from device to device.
   bool TakesOnDevice(const RequestMeta& meta) const { return GoesOnDevice(meta, env_); }
+  // Whether its method is computed on the device, from this rank's tensors as they are.
+  bool ComputesOnDevice(const RequestState& request) const;
+  // Whether the other ranks compute it on their devices, and so must this one.
+  bool MustComputeOnDevice(const RequestState& request) const;
   void SetJoined(bool joined);
+  // What of this step has not begun ends with `why`, and so does what of it is still to come.
+  void GiveUp(uint64_t step, const Status& why);
 
   // Sends what has to be said and acts on what was heard.
   void Pump();
@@ -98,21 +111,31 @@ class Lane {
   NegotiationMessage Compose();
   void Conclude(std::vector<NegotiationMessage> messages);
   void FinishRecall(const std::vector<NegotiationMessage>& messages);
-  void Act(const Decision& decision);
-  void StartNegotiated(const Decision& decision);
+  void Note(const Decision& decision);
+  bool IsTimeToSchedule(const std::vector<NegotiationMessage>& messages,
+                        const Decision& decision) const;
+  bool IsScheduled(const RequestKey& key) const;
+  void Start(const Decision& decision, bool scheduled);
   void BuildSchedule();
-  void Fail(const std::string& name, const Status& why);
+  void ForgetTimes();
+  void Fail(const RequestKey& key, const Status& why);
+  void NoteGivenUp(uint64_t step, const Status& why);
+  void TakeBack();
+  const Status* WhyGivenUp(const RequestState& request) const;
+  void RecallOtherKinds(const RequestKey& key);
   void Done(const std::shared_ptr<RequestState>& request);
+  void Land(const RequestKey& key);
 
   const int id_;
   const std::vector<int> ranks_;
   const int member_;
   const Options options_;
-  const ExchangeEnv env_;
+  ExchangeEnv env_;
   WireOut* const wire_;
   LaneOwner* const owner_;
 
-  std::unordered_map<std::string, std::shared_ptr<RequestState>> in_flight_;
+  std::unordered_map<RequestKey, std::shared_ptr<RequestState>, HashOfKey> in_flight_;
+  bool under_way_ = false;  // something has been started since nothing was in flight
   std::vector<std::shared_ptr<RequestState>> unannounced_;
   Clock::time_point oldest_unannounced_;
 
@@ -126,15 +149,21 @@ class Lane {
 
   std::optional<Schedule> schedule_;
   uint32_t next_schedule_ = 0;
-  bool came_again_ = false;  // a known tensor was negotiated: worth a schedule
+  int most_times_ = 0;  // that a tensor was negotiated since there was a schedule
   enum class Recall { kNo, kWanted, kCounting } recall_ = Recall::kNo;
   std::vector<uint32_t> missing_;  // to be said with the recall
   std::vector<uint32_t> stale_;
-  std::vector<uint32_t> all_stale_;  // said by anyone: leave the cache when the recall is over
+  std::vector<uint32_t> all_missing_;  // said by anyone
+  std::vector<uint32_t> all_stale_;    // said by anyone: leave the cache when the recall is over
+  std::unordered_map<RequestKey, int, HashOfKey> num_changes_;  // of shape
   int64_t fusion_bytes_;
   int64_t wanted_fusion_bytes_;
   int64_t num_predicted_ = 0;
   std::unique_ptr<Tuner> tuner_;  // on the first member of the global set, if asked for
+
+  std::vector<RequestKey> withdrawn_;                 // to be said
+  std::deque<std::pair<uint64_t, Status>> given_up_;  // steps, and why
+  bool must_take_back_ = false;                       // what is left of them
 
   bool joined_ = false;
   bool joined_said_ = false;

@@ -1,6 +1,7 @@
 #include "runtime/negotiator.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "util/hash.h"
 
@@ -14,10 +15,16 @@ bool Negotiator::any_joined() const {
 }
 
 Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages) {
+  uint32_t joins = 0;
+  for (const NegotiationMessage& message : messages) joins = std::max(joins, message.joins);
   for (size_t member = 0; member < messages.size(); ++member) {
     const NegotiationMessage& message = messages[member];
-    if (message.joined && !joined_[member]) last_joined_ = static_cast<int>(member);
-    joined_[member] = message.joined;
+    for (const RequestKey& key : message.withdrawn) Withdraw(static_cast<int>(member), key);
+    // The end of a join is known by the set of all ranks: in another set a member may have heard of
+    // it, and go on, before one that spoke as joined.
+    const bool joined = message.joined && message.joins == joins;
+    if (joined && !joined_[member]) last_joined_ = static_cast<int>(member);
+    joined_[member] = joined;
     for (const auto& known : message.known) {
       const CacheEntry* entry = cache_->Get(known.cache_id);
       if (entry == nullptr) {
@@ -39,9 +46,9 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
       continue;
     }
     Conclude(*entry, decision);
-    index_.erase(entry->name);
-    entry = table_.erase(entry);
+    entry = Erase(entry);
   }
+  FailDifferentKinds(decision);
   if (std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
     decision.last_joined = last_joined_;
     std::fill(joined_.begin(), joined_.end(), false);
@@ -49,15 +56,45 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
   return decision;
 }
 
-void Negotiator::Add(int member, const RequestMeta& meta, uint32_t phase) {
-  auto found = index_.find(meta.name);
-  if (found == index_.end()) {
-    table_.push_back({meta.name, std::vector<std::optional<RequestMeta>>(members_.size()),
-                      std::vector<uint32_t>(members_.size())});
-    found = index_.emplace(meta.name, std::prev(table_.end())).first;
+std::optional<std::list<Negotiator::Entry>::iterator> Negotiator::Find(
+    const RequestKey& key) const {
+  const auto found = by_name_.find(key.name);
+  if (found == by_name_.end()) return std::nullopt;
+  for (const auto& entry : found->second) {
+    if (entry->key.kind == key.kind) return entry;
   }
-  found->second->metas[static_cast<size_t>(member)] = meta;
-  found->second->phases[static_cast<size_t>(member)] = phase;
+  return std::nullopt;
+}
+
+void Negotiator::Add(int member, const RequestMeta& meta, uint32_t phase) {
+  auto found = Find(KeyOf(meta));
+  if (!found.has_value()) {
+    table_.push_back({KeyOf(meta), std::vector<std::optional<RequestMeta>>(members_.size()),
+                      std::vector<uint32_t>(members_.size())});
+    found = std::prev(table_.end());
+    auto& of_name = by_name_[meta.name];
+    of_name.push_back(*found);
+    if (of_name.size() > 1) of_many_kinds_.insert(meta.name);
+  }
+  (*found)->metas[static_cast<size_t>(member)] = meta;
+  (*found)->phases[static_cast<size_t>(member)] = phase;
+}
+
+void Negotiator::Withdraw(int member, const RequestKey& key) {
+  const auto found = Find(key);
+  if (!found.has_value()) return;
+  auto& metas = (*found)->metas;
+  metas[static_cast<size_t>(member)].reset();
+  const bool any =
+      std::any_of(metas.begin(), metas.end(), [](const auto& meta) { return meta.has_value(); });
+  if (!any) Erase(*found);
+}
+
+std::list<Negotiator::Entry>::iterator Negotiator::Erase(std::list<Entry>::iterator entry) {
+  const auto found = by_name_.find(entry->key.name);
+  std::erase(found->second, entry);
+  if (found->second.empty()) by_name_.erase(found);
+  return table_.erase(entry);
 }
 
 bool Negotiator::IsReady(const Entry& entry) const {
@@ -65,6 +102,38 @@ bool Negotiator::IsReady(const Entry& entry) const {
     if (!entry.metas[member].has_value() && !joined_[member]) return false;
   }
   return true;
+}
+
+// A name that all ranks have, but of no kind that all have: they mean the same tensor and will wait
+// for ever. Ranks that have two kinds of one name under way in the same order never come here.
+void Negotiator::FailDifferentKinds(Decision& decision) {
+  for (const std::string& name : std::exchange(of_many_kinds_, {})) {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end() || found->second.size() < 2) continue;
+    const auto entries = found->second;
+    std::string values;
+    bool all = true;
+    for (size_t member = 0; member < members_.size(); ++member) {
+      const auto mine = std::find_if(entries.begin(), entries.end(), [&](const auto& entry) {
+        return entry->metas[member].has_value();
+      });
+      if (mine != entries.end()) {
+        values += (values.empty() ? "" : ", ") + std::string(Name((*mine)->key.kind)) +
+                  " on rank " + std::to_string(members_[member]);
+      } else if (!joined_[member]) {
+        all = false;
+      }
+    }
+    if (!all) {
+      of_many_kinds_.insert(name);
+      continue;
+    }
+    for (const auto& entry : entries) {
+      decision.failed.push_back(
+          {entry->key, "ranks disagree on \"" + name + "\": collective " + values});
+      Erase(entry);
+    }
+  }
 }
 
 void Negotiator::Conclude(const Entry& entry, Decision& decision) const {
@@ -91,15 +160,15 @@ void Negotiator::Conclude(const Entry& entry, Decision& decision) const {
   }
   if (!what.empty()) {
     decision.failed.push_back(
-        {entry.name, "ranks disagree on \"" + entry.name + "\": " + what + " " + values});
+        {entry.key, "ranks disagree on \"" + entry.key.name + "\": " + what + " " + values});
     return;
   }
   if (base->kind == OpKind::kBroadcast) {
     for (size_t member = 0; member < members_.size(); ++member) {
       if (members_[member] != base->root_rank || !joined_[member]) continue;
-      decision.failed.push_back({entry.name, "broadcast \"" + entry.name + "\": root rank " +
-                                                 std::to_string(base->root_rank) +
-                                                 " has joined and has nothing to send"});
+      decision.failed.push_back({entry.key, "broadcast \"" + entry.key.name + "\": root rank " +
+                                                std::to_string(base->root_rank) +
+                                                " has joined and has nothing to send"});
       return;
     }
   }
@@ -113,19 +182,19 @@ void Negotiator::Conclude(const Entry& entry, Decision& decision) const {
   decision.ready.push_back({*base, phase_key, std::move(absent)});
 }
 
-void Negotiator::Drop(const std::function<bool(const std::string& name)>& drop) {
+void Negotiator::Drop(const std::function<bool(const RequestKey& key)>& drop) {
   for (auto entry = table_.begin(); entry != table_.end();) {
-    if (drop(entry->name)) {
-      index_.erase(entry->name);
-      entry = table_.erase(entry);
-    } else {
-      ++entry;
-    }
+    entry = drop(entry->key) ? Erase(entry) : std::next(entry);
   }
 }
 
-std::vector<std::pair<std::string, std::vector<int>>> Negotiator::Waiting() const {
-  std::vector<std::pair<std::string, std::vector<int>>> waiting;
+bool Negotiator::Waits(int member, const RequestKey& key) const {
+  const auto found = Find(key);
+  return found.has_value() && (*found)->metas[static_cast<size_t>(member)].has_value();
+}
+
+std::vector<std::pair<RequestKey, std::vector<int>>> Negotiator::Waiting() const {
+  std::vector<std::pair<RequestKey, std::vector<int>>> waiting;
   for (const Entry& entry : table_) {
     std::vector<int> missing;
     for (size_t member = 0; member < members_.size(); ++member) {
@@ -133,7 +202,7 @@ std::vector<std::pair<std::string, std::vector<int>>> Negotiator::Waiting() cons
         missing.push_back(members_[member]);
       }
     }
-    waiting.emplace_back(entry.name, std::move(missing));
+    waiting.emplace_back(entry.key, std::move(missing));
   }
   return waiting;
 }

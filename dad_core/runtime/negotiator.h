@@ -8,6 +8,7 @@
 #include <list>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <unordered_map>
@@ -25,7 +26,7 @@ struct Decision {
     std::vector<bool> absent;  // members that have joined and not got it; empty: none
   };
   struct Failed {
-    std::string name;
+    RequestKey key;
     std::string message;
   };
   std::vector<Ready> ready;  // in the agreed order
@@ -45,19 +46,25 @@ class Negotiator {
   bool any_joined() const;
 
   // Drops what is waiting and satisfies `drop`: it will come another way.
-  void Drop(const std::function<bool(const std::string& name)>& drop);
+  void Drop(const std::function<bool(const RequestKey& key)>& drop);
 
-  // Names that wait, with the global ranks they wait for.
-  std::vector<std::pair<std::string, std::vector<int>>> Waiting() const;
+  // Requests that wait, with the global ranks they wait for.
+  std::vector<std::pair<RequestKey, std::vector<int>>> Waiting() const;
+  // Whether a member has said that it has the request, which waits for others.
+  bool Waits(int member, const RequestKey& key) const;
 
  private:
   struct Entry {
-    std::string name;
+    RequestKey key;
     std::vector<std::optional<RequestMeta>> metas;  // by member
     std::vector<uint32_t> phases;
   };
   void Add(int member, const RequestMeta& meta, uint32_t phase);
+  void Withdraw(int member, const RequestKey& key);
   bool IsReady(const Entry& entry) const;
+  void FailDifferentKinds(Decision& decision);
+  std::optional<std::list<Entry>::iterator> Find(const RequestKey& key) const;
+  std::list<Entry>::iterator Erase(std::list<Entry>::iterator entry);
   void Conclude(const Entry& entry, Decision& decision) const;
 
   const std::vector<int> members_;
@@ -65,7 +72,9 @@ class Negotiator {
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::list<Entry> table_;  // in the order in which names were first seen
-  std::unordered_map<std::string, std::list<Entry>::iterator> index_;
+  // Of one name: mostly one, of one kind.
+  std::unordered_map<std::string, std::vector<std::list<Entry>::iterator>> by_name_;
+  std::set<std::string> of_many_kinds_;  // names that have, or had, several
 };
 
 }  // namespace dad

@@ -20,6 +20,7 @@ RequestState::RequestState(Request r, std::shared_ptr<Inbox> inbox,
                            std::shared_ptr<PhaseCounter> phases)
     : request(std::move(r)),
       meta(MetaOf(request)),
+      key(KeyOf(meta)),
       submit_id(NextSubmitId()),
       device_index(DeviceOf(request)),
       inbox_(std::move(inbox)),

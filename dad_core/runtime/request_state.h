@@ -53,6 +53,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
 
   Request request;
   const RequestMeta meta;
+  const RequestKey key;
   uint32_t phase = 0;
   const uint64_t submit_id;
   const std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
@@ -62,6 +63,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   Status first_error;  // of a part
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
+  int64_t device_bytes = 0;  // given to the device collectives
   StepReport report;
   bool warned = false;                            // by the stall watch
   bool waited_for = false;                        // a user thread blocks on it

@@ -27,6 +27,7 @@ TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> gr
   spec.postscale = meta.postscale;
   spec.method = meta.method;
   spec.stream = meta.stream;
+  spec.device = meta.device;
   if (!meta.tensors.empty()) {
     spec.dtype = meta.tensors[index].dtype;
     spec.shape = meta.tensors[index].shape;
@@ -40,8 +41,15 @@ bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env) {
   if (!env.device_collectives || meta.device != DeviceType::kCuda || meta.method != "none") {
     return false;
   }
-  if (meta.kind == OpKind::kBroadcast) return true;
-  if (meta.kind != OpKind::kAllReduce || meta.op == ReduceOp::kAdasum) return false;
+  switch (meta.kind) {
+    case OpKind::kBroadcast:
+    case OpKind::kAllGather:
+    case OpKind::kAllToAll: return true;  // bytes, whatever they mean
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter: break;
+    default: return false;
+  }
+  if (meta.op == ReduceOp::kAdasum) return false;
   const bool linear = meta.op == ReduceOp::kSum || meta.op == ReduceOp::kAverage;
   const bool scaled = meta.prescale * meta.postscale != 1.0;
   return std::all_of(meta.tensors.begin(), meta.tensors.end(), [&](const TensorMeta& tensor) {
@@ -69,6 +77,8 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key, const E
     const TensorMeta& tensor = meta.tensors[i];
     TensorSpec spec = SpecOf(meta, i, {});
     spec.on_device = on_device;
+    // Nor with those that a device has to compute first.
+    if (ComputesOnDevice(spec, env)) key = HashCombine(key, uint64_t{2});
     FuseItem item{request,
                   static_cast<int>(i),
                   NumElements(tensor.shape),
@@ -104,7 +114,7 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
   for (uint32_t i : ids) {
     const CacheEntry& entry = *cache.Get(i);
     uint64_t key = HashCombine(entry.phase_key, entry.meta.stream);
-    if (entry.loner) key = HashCombine(kHashSeed, entry.meta.name);
+    if (entry.loner()) key = HashCombine(kHashSeed, entry.meta.name);
     if (!by_key.contains(key)) keys.push_back(key);
     by_key[key].push_back(i);
   }

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "exchange/dense_ring.h"
+#include "exchange/device/bench.h"
 #include "util/byte_io.h"
 #include "util/log.h"
 
@@ -19,6 +21,9 @@ struct Card {
   int32_t cpu_level = 0;
   bool hierarchical = false;
   std::string hostname;
+  std::string lacks_kernels;  // empty: it has what methods need on a device
+  bool has_products = false;
+  std::string device_kind;
 };
 
 std::string Describe(const std::vector<std::vector<int>>& process_sets) {
@@ -40,6 +45,9 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Value(card.cpu_level);
   out.Value(static_cast<uint8_t>(card.hierarchical));
   out.Text(card.hostname);
+  out.Text(card.lacks_kernels);
+  out.Value(static_cast<uint8_t>(card.has_products));
+  out.Text(card.device_kind);
   return out.bytes();
 }
 
@@ -55,6 +63,9 @@ Card Decode(ByteSpan bytes) {
   card.cpu_level = in.Value<int32_t>();
   card.hierarchical = in.Value<uint8_t>() != 0;
   card.hostname = in.Text();
+  card.lacks_kernels = in.Text();
+  card.has_products = in.Value<uint8_t>() != 0;
+  card.device_kind = in.Text();
   return card;
 }
 
@@ -63,6 +74,26 @@ Card Decode(ByteSpan bytes) {
 int64_t RingBytes(const Options& options) {
   const bool by_the_clock = options.ring_bytes < 0 || options.autotune;
   return options.deterministic && by_the_clock ? 0 : options.ring_bytes;
+}
+
+// On the device if all ranks can; the first that cannot is named. Products have to have the same
+// bits on all, since every rank repeats them.
+DeviceMethods AgreeOnDevice(const std::vector<Card>& cards, std::shared_ptr<DeviceBench> bench) {
+  DeviceMethods methods;
+  for (size_t rank = 0; rank < cards.size(); ++rank) {
+    const Card& card = cards[rank];
+    const std::string who = "rank " + std::to_string(rank) + ": ";
+    if (!card.lacks_kernels.empty()) return {nullptr, false, who + card.lacks_kernels};
+    if (!methods.why.empty()) continue;
+    if (!card.has_products) {
+      methods.why = who + card.device_kind;
+    } else if (card.device_kind != cards[0].device_kind) {
+      methods.why = who + card.device_kind + ", on rank 0 " + cards[0].device_kind;
+    }
+  }
+  methods.bench = std::move(bench);
+  methods.products = methods.why.empty();
+  return methods;
 }
 
 int64_t WallMicros() {
@@ -103,11 +134,11 @@ Result<Distance> AskRankZero(Transport& transport, std::chrono::milliseconds tim
   return nearest;
 }
 
-// What -1 stands for. The farthest rank counts: every line of a ring is one that all wait for.
+// What -1 stands for; -1 if the line is to be looked at. The farthest rank counts: every line of a
+// ring is one that all wait for.
 Result<int64_t> RingBytesByDistance(Transport& transport, const Distance& mine,
                                     std::chrono::milliseconds timeout) {
   constexpr int64_t kFarUs = 2000;
-  constexpr int64_t kBytesPerRank = 1 << 20;
   ByteWriter out;
   out.Value(mine.round_trip_us);
   auto blobs = transport.AllGatherBlobs(out.bytes(), timeout);
@@ -116,14 +147,16 @@ Result<int64_t> RingBytesByDistance(Transport& transport, const Distance& mine,
   for (const auto& blob : blobs.value()) {
     farthest_us = std::max(farthest_us, ByteReader(blob).Value<int64_t>());
   }
-  return farthest_us >= kFarUs ? kBytesPerRank : 0;
+  return farthest_us >= kFarUs ? kRingBytesPerRank : -1;
 }
 
 }  // namespace
 
-Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const std::string& hostname,
+Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const World& world,
                              const std::vector<std::vector<int>>& process_sets) {
   const std::chrono::milliseconds timeout(static_cast<int64_t>(mine.start_timeout_seconds * 1000));
+  const Result<std::shared_ptr<DeviceBench>> bench =
+      DeviceBench::Find(world.local_rank, DeviceBench::Files::FromEnvironment(world.plugin_dir));
   const Card card{DAD_VERSION,
                   mine.fusion_bytes,
                   mine.direct_bytes,
@@ -132,16 +165,20 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const st
                   Describe(process_sets),
                   static_cast<int32_t>(BestCpuLevel()),
                   mine.hierarchical_allreduce,
-                  hostname};
+                  world.hostname,
+                  bench.status().message(),
+                  bench.ok() && bench.value()->has_products(),
+                  bench.ok() ? bench.value()->kind() : ""};
   auto blobs = transport.AllGatherBlobs(Encode(card), timeout);
   if (!blobs.ok()) return blobs.status();
 
-  const Card first = Decode(blobs.value()[0]);
+  std::vector<Card> cards = {Decode(blobs.value()[0])};
+  const Card first = cards[0];
   int32_t cpu_level = first.cpu_level;
   StartUp start;
   start.hostnames = {first.hostname};
   for (int rank = 1; rank < transport.size(); ++rank) {
-    const Card other = Decode(blobs.value()[static_cast<size_t>(rank)]);
+    const Card other = cards.emplace_back(Decode(blobs.value()[static_cast<size_t>(rank)]));
     cpu_level = std::min(cpu_level, other.cpu_level);
     start.hostnames.push_back(other.hostname);
     if (other.version != first.version) {
@@ -155,6 +192,7 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const st
           other.process_sets + " on rank " + std::to_string(rank));
     }
   }
+  start.device_methods = AgreeOnDevice(cards, bench.ok() ? bench.value() : nullptr);
   start.options = mine;
   start.cpu_level = static_cast<CpuLevel>(cpu_level);
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||

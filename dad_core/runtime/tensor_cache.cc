@@ -2,8 +2,8 @@
 
 namespace dad {
 
-std::optional<uint32_t> TensorCache::Find(const std::string& name) const {
-  auto found = ids_.find(name);
+std::optional<uint32_t> TensorCache::Find(const RequestKey& key) const {
+  auto found = ids_.find(key);
   if (found == ids_.end()) return std::nullopt;
   return found->second;
 }
@@ -16,31 +16,32 @@ CacheEntry* TensorCache::Get(uint32_t id) {
   return id < entries_.size() && entries_[id].used ? &entries_[id] : nullptr;
 }
 
-bool TensorCache::Note(const RequestMeta& meta, uint64_t phase_key) {
-  if (auto id = Find(meta.name)) {
+int TensorCache::Note(const RequestMeta& meta, uint64_t phase_key) {
+  if (auto id = Find(KeyOf(meta))) {
     CacheEntry& entry = entries_[*id];
     Difference difference;
-    if (!Differ(entry.meta, meta, &difference)) return true;
+    if (!Differ(entry.meta, meta, &difference)) return ++entry.times;
     entry.meta = meta;
     entry.phase_key = phase_key;
-    return false;
+    return entry.times = 1;
   }
   const auto slot = FreeSlot();
-  if (!slot.has_value()) return false;
+  if (!slot.has_value()) return 0;
   entries_[*slot] = {.meta = meta,
                      .phase_key = phase_key,
                      .order = next_order_++,
-                     .loner = false,
+                     .times = 1,
+                     .strikes = 0,
                      .scheduled = false,
                      .used = true};
-  ids_[meta.name] = *slot;
-  return false;
+  ids_[KeyOf(meta)] = *slot;
+  return 1;
 }
 
-void TensorCache::Remove(const std::string& name) {
-  if (auto id = Find(name)) {
+void TensorCache::Remove(const RequestKey& key) {
+  if (auto id = Find(key)) {
     entries_[*id] = {};
-    ids_.erase(name);
+    ids_.erase(key);
   }
 }
 
@@ -57,7 +58,7 @@ std::optional<uint32_t> TensorCache::FreeSlot() {
     if (entries_[id].scheduled) continue;
     if (!oldest.has_value() || entries_[id].order < entries_[*oldest].order) oldest = id;
   }
-  if (oldest.has_value()) ids_.erase(entries_[*oldest].meta.name);
+  if (oldest.has_value()) ids_.erase(KeyOf(entries_[*oldest].meta));
   return oldest;
 }
 

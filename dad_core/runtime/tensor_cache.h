@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -16,23 +15,29 @@ struct CacheEntry {
   RequestMeta meta;
   uint64_t phase_key = 0;  // entries with equal keys were in flight together on every rank
   uint64_t order = 0;      // when it was first agreed on
-  bool loner = false;      // has held up a batch: travels alone
+  // How often it was agreed on since there was a schedule last.
+  int times = 0;
+  // How often in a row it has held up its batch. The first time may have been a hitch.
+  int strikes = 0;
   bool scheduled = false;
   bool used = false;
+
+  bool loner() const { return strikes >= 2; }  // travels alone
 };
 
 class TensorCache {
  public:
   explicit TensorCache(size_t capacity) : capacity_(capacity) {}
 
-  std::optional<uint32_t> Find(const std::string& name) const;
+  std::optional<uint32_t> Find(const RequestKey& key) const;
   // Null for a number that is not in use.
   const CacheEntry* Get(uint32_t id) const;
   CacheEntry* Get(uint32_t id);
 
-  // Notes that the tensor was agreed on. True if it was there already, as it is now.
-  bool Note(const RequestMeta& meta, uint64_t phase_key);
-  void Remove(const std::string& name);
+  // Notes that the tensor was agreed on. How often it was, as it is now, since there was a
+  // schedule.
+  int Note(const RequestMeta& meta, uint64_t phase_key);
+  void Remove(const RequestKey& key);
 
   uint32_t end_id() const { return static_cast<uint32_t>(entries_.size()); }
 
@@ -42,7 +47,7 @@ class TensorCache {
   const size_t capacity_;
   uint64_t next_order_ = 0;
   std::vector<CacheEntry> entries_;
-  std::unordered_map<std::string, uint32_t> ids_;
+  std::unordered_map<RequestKey, uint32_t, HashOfKey> ids_;
 };
 
 }  // namespace dad

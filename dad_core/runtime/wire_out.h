@@ -51,6 +51,8 @@ class WireOut {
   // The ranks have lost step, or a peer sent nonsense: everything ends.
   virtual void Fatal(int member, const std::string& why) = 0;
   virtual Timeline* timeline() = 0;
+  // Bytes per second; 0: not known.
+  virtual double LineRate() const = 0;
 };
 
 }  // namespace dad

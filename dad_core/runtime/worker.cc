@@ -4,7 +4,7 @@
 #include <future>
 #include <numeric>
 
-#include "exchange/dense_ring.h"
+#include "exchange/device/bench.h"
 #include "runtime/solo.h"
 #include "runtime/validate.h"
 #include "transport/device_collectives.h"
@@ -49,6 +49,7 @@ class Worker::LaneWire final : public WireOut {
   }
   void Fatal(int member, const std::string& why) override { worker_->Abort(RankOf(member), why); }
   Timeline* timeline() override { return &worker_->timeline_; }
+  double LineRate() const override { return worker_->transport_->LineRate(); }
   void RunOnDevice(DeviceTask task) override { worker_->RunOnDevice(lane_, std::move(task)); }
 
  private:
@@ -60,12 +61,14 @@ class Worker::LaneWire final : public WireOut {
 };
 
 Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-               std::vector<std::vector<int>> process_sets, std::string why_staged)
+               std::vector<std::vector<int>> process_sets, std::string why_staged,
+               DeviceMethods device_methods)
     : transport_(std::move(transport)),
       options_(options),
       cpu_level_(cpu_level),
       timeline_(transport_->rank()),
       why_staged_(std::move(why_staged)),
+      device_methods_(std::move(device_methods)),
       peers_(transport_->rank(), transport_->size(),
              std::chrono::duration<double>(options.timeout_seconds)),
       stall_watch_(options) {
@@ -112,9 +115,8 @@ void Worker::Run() {
     inbox_->Take(NextDeadline(), events);
     for (Event& event : events) Handle(event);
     if (stager_.busy()) TakeStaged();
-    if (!aborted_) {
-      for (auto& [id, slot] : lanes_) slot.lane->Pump();
-    }
+    if (!aborted_) SendHeld();
+    PumpLanes();
     for (int id : std::exchange(removed_, {})) lanes_.erase(id);
     const Clock::time_point now = Clock::now();
     CheckTimers(now);
@@ -124,6 +126,11 @@ void Worker::Run() {
   // What was posted while we left gets an answer, too.
   inbox_->Take(Clock::now(), events);
   for (Event& event : events) Handle(event);
+}
+
+void Worker::PumpLanes() {
+  if (aborted_) return;
+  for (auto& [id, slot] : lanes_) slot.lane->Pump();
 }
 
 void Worker::Handle(Event& event) {
@@ -169,21 +176,40 @@ void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
 
 // From device to device if the transport can, else by way of the host.
 void Worker::SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request) {
+  const auto on_another = [&](int mine) {
+    request->Complete(Status::InvalidArgument(
+        "\"" + request->meta.name + "\": the tensor is on device " +
+        std::to_string(request->device_index) + ", this process communicates from device " +
+        std::to_string(mine) + ", that of its local rank"));
+  };
   if (lane.TakesOnDevice(request->meta)) {
     const int mine = transport_->device_collectives()->device();
-    if (request->device_index != mine) {
-      return request->Complete(Status::InvalidArgument(
-          "\"" + request->meta.name + "\": the tensor is on device " +
-          std::to_string(request->device_index) + ", this process communicates from device " +
-          std::to_string(mine) + ", that of its local rank"));
-    }
+    if (request->device_index != mine) return on_another(mine);
     return lane.Submit(request);
   }
-  if (!why_staged_.empty() && !std::exchange(said_staged_, true)) {
-    DAD_LOG(Warning) << "CUDA tensors go by way of the host: " << why_staged_;
+  const bool by_method = request->meta.method != "none";
+  if (by_method && lane.ComputesOnDevice(*request)) return lane.Submit(request);
+  if (by_method && lane.MustComputeOnDevice(*request)) {
+    return on_another(device_methods_.bench->device());
+  }
+  if (by_method) {
+    SayOnce(said_methods_, "Methods of CUDA tensors are computed on the host", device_methods_.why);
+  } else {
+    SayOnce(said_staged_, "CUDA tensors go by way of the host", why_staged_);
   }
   if (const Status status = stager_.Bring(request); !status.ok()) {
     request->Complete(Status(status.code(), "\"" + request->meta.name + "\": " + status.message()));
+  }
+}
+
+void Worker::SayOnce(bool& said, const char* what, const std::string& why) {
+  if (why.empty() || std::exchange(said, true)) return;
+  DAD_LOG(Warning) << what << ": " << why;
+}
+
+void Worker::SendHeld() {
+  for (auto& [id, slot] : lanes_) {
+    if (slot.lane->executor().holds()) slot.lane->executor().SendHeld();
   }
 }
 
@@ -242,7 +268,7 @@ void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
 }
 
 void Worker::AllJoined(int last_rank) {
-  if (!join_) return;  // a process set whose members have all joined; others have not
+  ++num_joins_;
   for (auto& [id, slot] : lanes_) slot.lane->SetJoined(false);
   join_->result_value = last_rank;
   std::exchange(join_, nullptr)->Complete(Status::Ok());
@@ -285,10 +311,13 @@ void Worker::HandleMessage(MessageEvent& message) {
 
 void Worker::PeerSaidGoodbye(int peer) {
   if (!peers_.Alive(peer)) return;
+  // What it said before may be all that a join() here waits for.
+  PumpLanes();
   if (!shutting_down_) SendControl(peer, MessageKind::kGoodbye);
   peers_.Set(peer, Peers::State::kGone);
   const Status why = Status::Aborted("rank " + std::to_string(peer) +
-                                     " has shut down; its part in this collective is missing");
+                                     " has shut down or ended, and its part in this collective "
+                                     "is missing: its output says why");
   for (auto& [id, slot] : lanes_) {
     const int member = slot.lane->MemberOf(peer);
     if (member >= 0) slot.lane->MemberGone(member, why);
@@ -312,7 +341,8 @@ void Worker::CheckTimers(Clock::time_point now) {
     if (verdict.silent.has_value()) {
       Abort(*verdict.silent, "gave no sign of life for " +
                                  std::to_string(static_cast<int64_t>(peers_.timeout().count())) +
-                                 " s");
+                                 " s (DAD_TIMEOUT_SECONDS): it hangs, was stopped, or its host "
+                                 "is gone");
     }
     next_peer_check_ = now + peers_.interval();
   }
@@ -332,11 +362,13 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
     if (!deadline.has_value() || at < *deadline) deadline = at;
   };
   bool waiting = false;
+  bool held = false;
   for (const auto& [id, slot] : lanes_) {
+    held = held || slot.lane->executor().holds();
     if (auto at = slot.lane->NextDeadline()) sooner(*at);
     waiting = waiting || slot.lane->busy() || (slot.device && slot.device->busy());
   }
-  if (stager_.busy()) sooner(Clock::now() + kStagingLook);
+  if (stager_.busy() || held) sooner(Clock::now() + kStagingLook);
   // An idle engine has no timer at all.
   if (waiting) {
     sooner(next_peer_check_);
@@ -359,11 +391,6 @@ std::vector<bool> Worker::Awaited() const {
   return awaited;
 }
 
-// A longer ring has to have more to do. Two ranks are each other's only peer in any case.
-int64_t Worker::RingBytes(int64_t num_members) const {
-  return num_members > 2 && num_members <= kMaxRingSize ? options_.ring_bytes * num_members : 0;
-}
-
 void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   {
     std::lock_guard lock(shared_mutex_);
@@ -373,14 +400,19 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   LaneSlot slot;
   slot.wire = std::make_unique<LaneWire>(this, id, ranks);
   slot.next_turn = std::make_unique<uint64_t>(0);
-  const ExchangeEnv env{id,
-                        options_.direct_bytes,
-                        cpu_level_,
-                        &states_,
-                        static_cast<int>(options_.threads),
-                        transport_->device_collectives() != nullptr && ranks.size() > 1,
-                        slot.next_turn.get(),
-                        RingBytes(static_cast<int64_t>(ranks.size()))};
+  ExchangeEnv env;
+  env.process_set = id;
+  env.direct_bytes = options_.direct_bytes;
+  env.cpu_level = cpu_level_;
+  env.states = &states_;
+  env.threads = static_cast<int>(options_.threads);
+  env.device_collectives = transport_->device_collectives() != nullptr && ranks.size() > 1;
+  env.next_turn = slot.next_turn.get();
+  env.ring_bytes = RingBytes(options_.ring_bytes, ranks.size());
+  if (ranks.size() > 1) {
+    env.bench = device_methods_.bench;
+    env.device_products = device_methods_.products;
+  }
   slot.lane = std::make_unique<Lane>(id, ranks, transport_->rank(), options_, env, slot.wire.get(),
                                      static_cast<LaneOwner*>(this));
   lanes_[id] = std::move(slot);
@@ -527,6 +559,12 @@ void Worker::CallOnWorker(std::function<void()> call) {
   done.get_future().wait();
 }
 
+void Worker::GiveUp(uint64_t step, const Status& why) {
+  inbox_->Post(CallEvent{[this, step, why] {
+    for (auto& [id, slot] : lanes_) slot.lane->GiveUp(step, why);
+  }});
+}
+
 Stats Worker::GetStats() {
   Stats stats;
   CallOnWorker([&] { stats = CollectStats(); });
@@ -545,9 +583,10 @@ Stats Worker::CollectStats() {
     stats.negotiations += slot.lane->num_negotiations();
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
-      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.dense,
-                               traffic.effective, traffic.seconds});
+      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.device,
+                               traffic.dense, traffic.effective, traffic.seconds});
       stats.steps = std::max(stats.steps, traffic.steps);
+      stats.device_bytes += traffic.device;
       stats.dense_bytes += traffic.dense;
     }
   }

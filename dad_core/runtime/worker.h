@@ -20,6 +20,7 @@
 #include "runtime/receive_table.h"
 #include "runtime/stager.h"
 #include "runtime/stall_watch.h"
+#include "runtime/start_up.h"
 #include "runtime/timeline.h"
 #include "transport/transport.h"
 
@@ -31,7 +32,8 @@ class Worker final : public MessageSink, private LaneOwner {
 
   // `why_staged`: why device tensors go by way of the host, if the transport has nothing for them.
   Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-         std::vector<std::vector<int>> process_sets, std::string why_staged);
+         std::vector<std::vector<int>> process_sets, std::string why_staged,
+         DeviceMethods device_methods);
   // Says goodbye, ends the thread, closes the transport.
   ~Worker() override;
 
@@ -44,6 +46,7 @@ class Worker final : public MessageSink, private LaneOwner {
   Status health() const;
   Stats GetStats();
   void ResetStats();
+  void GiveUp(uint64_t step, const Status& why);
 
   // The transport's thread.
   std::byte* Reserve(int peer, const MessageHeader& header) override {
@@ -65,19 +68,21 @@ class Worker final : public MessageSink, private LaneOwner {
 
   // All below: the worker's thread.
   void Run();
+  void PumpLanes();
   void Handle(Event& event);
   void HandleSubmit(const std::shared_ptr<RequestState>& request);
   void HandleMessage(MessageEvent& message);
   // Device tensors.
   void SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request);
   void TakeStaged();
+  void SendHeld();
+  void SayOnce(bool& said, const char* what, const std::string& why);
   void RunOnDevice(int lane, DeviceTask task);
   void HandleJoin(const std::shared_ptr<RequestState>& request);
   void CheckTimers(Clock::time_point now);
   std::optional<Clock::time_point> NextDeadline() const;
   std::vector<bool> Awaited() const;
   void MakeLane(int id, const std::vector<int>& ranks);
-  int64_t RingBytes(int64_t num_members) const;
   Lane* FindLane(int id);
   void PeerSaidGoodbye(int peer);
   void SendControl(int peer, MessageKind kind, ByteSpan payload = {});
@@ -94,6 +99,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void ProcessSetDecided(const RequestMeta& meta,
                          const std::shared_ptr<RequestState>& mine) override;
   void AllJoined(int last_rank) override;
+  uint32_t num_joins() const override { return num_joins_; }
 
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   const std::unique_ptr<Transport> transport_;
@@ -109,6 +115,8 @@ class Worker final : public MessageSink, private LaneOwner {
 
   const std::string why_staged_;
   bool said_staged_ = false;
+  const DeviceMethods device_methods_;  // before the states, whose memory is its
+  bool said_methods_ = false;
   Stager stager_;
   std::shared_ptr<RequestState> join_after_staging_;
 
@@ -122,6 +130,7 @@ class Worker final : public MessageSink, private LaneOwner {
   Clock::time_point next_stall_check_;
   Clock::time_point next_peer_check_;
   std::shared_ptr<RequestState> join_;
+  uint32_t num_joins_ = 0;
 
   bool abort_wanted_ = false;
   bool aborted_ = false;

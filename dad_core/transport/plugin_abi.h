@@ -11,7 +11,7 @@
 namespace dad {
 
 // Raise it when the meaning, not the size, of something shared changes.
-inline constexpr int kPluginAbiVersion = 2;
+inline constexpr int kPluginAbiVersion = 3;
 
 [[maybe_unused]] static std::string MakePluginAbi() {
   return "dad-plugin-" + std::to_string(kPluginAbiVersion) + "/wire-" + std::to_string(kWireMagic) +

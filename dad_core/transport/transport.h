@@ -79,6 +79,9 @@ class Transport {
   virtual std::string_view name() const = 0;
   virtual TransportCounters counters() const = 0;
 
+  // Bytes per second to all peers together, as far as the line set the pace; 0: not known.
+  virtual double LineRate() const { return 0; }
+
   // Null: this transport moves host memory only.
   virtual DeviceCollectives* device_collectives() { return nullptr; }
 

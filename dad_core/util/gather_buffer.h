@@ -6,7 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace dad {
@@ -30,6 +32,9 @@ class GatherBuffer {
   // message has left. The one who sends says how that is ensured.
   void Reference(const void* data, size_t num_bytes);
 
+  // Keeps what was referenced alive until the message has left.
+  void Hold(std::shared_ptr<const void> owner) { held_.push_back(std::move(owner)); }
+
   // A 64-bit length that is known only after what follows it was added.
   size_t ReserveLength();
   void SetLength(size_t reserved, uint64_t length);
@@ -50,6 +55,7 @@ class GatherBuffer {
   };
   std::vector<std::byte> store_;
   std::vector<Piece> pieces_;
+  std::vector<std::shared_ptr<const void>> held_;
   size_t size_ = 0;
   bool has_references_ = false;
 };

@@ -71,15 +71,20 @@ constexpr Row kTable[] = {
     {"ring_bytes", "-1", "DAD_RING_BYTES", "",
      "Dense tensors (float32, float64) of at least this many bytes for each rank go around a ring "
      "instead of to owners and back. 0: none. -1: from 1 MB per rank on, where a round trip "
-     "between ranks takes 2 ms or more at start-up; none if deterministic.",
+     "between ranks takes 2 ms or more at start-up, or the kernel has seen fewer than 50 MB/s "
+     "leave "
+     "in the first step; none if deterministic.",
      [](const std::string& t, Options& o) { return ParseInt(t, -1, o.ring_bytes); }},
     {"hierarchical_allreduce", "0", "DAD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE",
-     "1: dense sums over all ranks are formed inside each host first, and one rank of each host "
+     "1: dense reductions over all ranks are formed inside each host first, and one rank of each "
+     "host "
      "exchanges them: for hosts with several ranks and a slow link. Methods go between all ranks "
      "as ever; join() is refused.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.hierarchical_allreduce); }},
     {"deterministic", "0", "DAD_DETERMINISTIC", "",
-     "Results do not depend on timing. Dense sums never do; other methods give up speed for it.",
+     "Results do not depend on timing. Dense sums do by the choice of a ring only; other methods "
+     "give up "
+     "speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},
     {"threads", "0", "DAD_THREADS", "",
      "How many threads may work on one large tensor (sparse methods). 0: the machine's cores, "

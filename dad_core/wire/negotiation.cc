@@ -9,6 +9,8 @@ namespace {
 
 constexpr uint8_t kJoined = 1;
 constexpr uint8_t kRecall = 2;
+constexpr uint8_t kBegins = 4;
+constexpr uint8_t kSlowLine = 8;
 // Of a request.
 constexpr uint8_t kRecurring = 1;
 constexpr uint8_t kOnDevice = 2;
@@ -21,6 +23,7 @@ void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
   out.Value(meta.prescale);
   out.Value(meta.postscale);
   out.Text(meta.method);
+  out.Text(meta.terms);
   out.Varint(meta.stream);
   out.Value(static_cast<uint8_t>((meta.recurring ? kRecurring : 0) |
                                  (meta.device == DeviceType::kCuda ? kOnDevice : 0)));
@@ -43,6 +46,7 @@ RequestMeta ReadMeta(ByteReader& in) {
   meta.prescale = in.Value<double>();
   meta.postscale = in.Value<double>();
   meta.method = in.Text();
+  meta.terms = in.Text();
   meta.stream = static_cast<uint32_t>(in.Varint());
   const auto flags = in.Value<uint8_t>();
   meta.recurring = flags & kRecurring;
@@ -91,6 +95,7 @@ RequestMeta MetaOf(const Request& request) {
   meta.prescale = request.prescale;
   meta.postscale = request.postscale;
   meta.method = request.method;
+  meta.terms = request.terms;
   meta.stream = request.stream;
   meta.recurring = request.recurring;
   meta.ranks = request.ranks;
@@ -118,6 +123,7 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }
   if (a.method != b.method) return differs("method", a.method, b.method);
+  if (a.terms != b.terms) return differs("terms", a.terms, b.terms);
   // Whose state a method goes on with.
   if (a.method != "none" && a.stream != b.stream) {
     return differs("stream", std::to_string(a.stream), std::to_string(b.stream));
@@ -154,7 +160,10 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
 
 std::vector<std::byte> Encode(const NegotiationMessage& message) {
   ByteWriter out;
-  out.Value(static_cast<uint8_t>((message.joined ? kJoined : 0) | (message.recall ? kRecall : 0)));
+  out.Value(static_cast<uint8_t>((message.joined ? kJoined : 0) | (message.recall ? kRecall : 0) |
+                                 (message.begins ? kBegins : 0) |
+                                 (message.slow_line ? kSlowLine : 0)));
+  out.Varint(message.joins);
   out.Varint(static_cast<uint64_t>(message.fusion_bytes));
   out.Varint(message.missing.size());
   for (uint32_t id : message.missing) out.Varint(id);
@@ -162,6 +171,11 @@ std::vector<std::byte> Encode(const NegotiationMessage& message) {
   for (uint32_t id : message.stale) out.Varint(id);
   out.Varint(message.committed.size());
   for (uint32_t count : message.committed) out.Varint(count);
+  out.Varint(message.withdrawn.size());
+  for (const RequestKey& key : message.withdrawn) {
+    out.Value(static_cast<uint8_t>(key.kind));
+    out.Text(key.name);
+  }
 
   // The bits of what is ready, then a phase for each of them.
   uint32_t highest = 0;
@@ -186,6 +200,9 @@ Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes) {
   const auto flags = in.Value<uint8_t>();
   message.joined = flags & kJoined;
   message.recall = flags & kRecall;
+  message.begins = flags & kBegins;
+  message.slow_line = flags & kSlowLine;
+  message.joins = static_cast<uint32_t>(in.Varint());
   message.fusion_bytes = static_cast<int64_t>(in.Varint());
   message.missing.resize(in.Count());
   for (uint32_t& id : message.missing) id = static_cast<uint32_t>(in.Varint());
@@ -193,6 +210,11 @@ Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes) {
   for (uint32_t& id : message.stale) id = static_cast<uint32_t>(in.Varint());
   message.committed.resize(in.Count());
   for (uint32_t& count : message.committed) count = static_cast<uint32_t>(in.Varint());
+  message.withdrawn.resize(in.Count());
+  for (RequestKey& key : message.withdrawn) {
+    key.kind = static_cast<OpKind>(in.Value<uint8_t>());
+    key.name = in.Text();
+  }
   const size_t num_bytes = in.Count();
   for (size_t i = 0; i < num_bytes; ++i) {
     const auto byte = in.Value<uint8_t>();

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <vector>
@@ -26,6 +27,7 @@ struct RequestMeta {
   double prescale = 1.0;
   double postscale = 1.0;
   std::string method;
+  std::string terms;
   uint32_t stream = 0;
   bool recurring = true;
   DeviceType device = DeviceType::kCpu;
@@ -34,6 +36,21 @@ struct RequestMeta {
 };
 
 RequestMeta MetaOf(const Request& request);
+
+// By which ranks find each other's requests: one name may be in flight once for each kind.
+struct RequestKey {
+  std::string name;
+  OpKind kind = OpKind::kAllReduce;
+
+  bool operator==(const RequestKey&) const = default;
+};
+inline RequestKey KeyOf(const RequestMeta& meta) { return {meta.name, meta.kind}; }
+
+struct HashOfKey {
+  size_t operator()(const RequestKey& key) const {
+    return std::hash<std::string>()(key.name) + static_cast<size_t>(key.kind);
+  }
+};
 
 // True when the first dimension belongs to each rank and may differ.
 bool FirstDimensionVaries(OpKind kind);
@@ -59,6 +76,11 @@ struct NegotiationMessage {
   };
 
   bool joined = false;
+  uint32_t joins = 0;  // that this rank has seen the end of
+  // Of what this rank has in flight nothing has been started: a step begins.
+  bool begins = false;
+  // What it has sent so far was held up by its line.
+  bool slow_line = false;
   // Asks all to give up the schedule: `missing` held a batch up, `stale` are not
   // what they were.
   bool recall = false;
@@ -67,6 +89,8 @@ struct NegotiationMessage {
   // In the round after a recall: how often this rank has committed to each batch.
   std::vector<uint32_t> committed;
   int64_t fusion_bytes = 0;  // rank 0's counts
+  // What this rank had said to be ready and takes back; it may be in `known` or `fresh` again.
+  std::vector<RequestKey> withdrawn;
   std::vector<Known> known;  // sorted: the order of submits is not sent
   std::vector<Fresh> fresh;
 };

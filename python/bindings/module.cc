@@ -206,6 +206,12 @@ void ImportState(int process_set, uint32_t stream, const std::string& name,
   Running()->ImportState(process_set, stream, name, std::move(tensors));
 }
 
+// How many times less than dense was sent; None where nothing was sent that could be compared.
+py::object Ratio(int64_t dense_bytes, int64_t sent_bytes, int64_t device_bytes) {
+  if (sent_bytes == 0 || (dense_bytes == 0 && device_bytes > 0)) return py::none();
+  return py::float_(static_cast<double>(dense_bytes) / static_cast<double>(sent_bytes));
+}
+
 py::dict StatsAsDict() {
   std::shared_ptr<dad::Engine> engine = Running();
   dad::Stats stats;
@@ -219,11 +225,9 @@ py::dict StatsAsDict() {
     row["steps"] = tensor.steps;
     row["wire_bytes_sent"] = tensor.wire_bytes_sent;
     row["wire_bytes_received"] = tensor.wire_bytes_received;
+    row["device_bytes"] = tensor.device_bytes;
     row["dense_bytes"] = tensor.dense_bytes;
-    row["ratio"] = tensor.wire_bytes_sent > 0
-                       ? py::object(py::float_(static_cast<double>(tensor.dense_bytes) /
-                                               static_cast<double>(tensor.wire_bytes_sent)))
-                       : py::object(py::none());
+    row["ratio"] = Ratio(tensor.dense_bytes, tensor.wire_bytes_sent, tensor.device_bytes);
     row["seconds"] = tensor.seconds;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
     tensors[py::str(tensor.name)] = row;
@@ -235,11 +239,9 @@ py::dict StatsAsDict() {
   all["payload_bytes_sent"] = stats.payload_bytes_sent;
   all["control_bytes_sent"] = stats.control_bytes_sent;
   all["messages_sent"] = stats.messages_sent;
+  all["device_bytes"] = stats.device_bytes;
   all["dense_bytes"] = stats.dense_bytes;
-  all["ratio"] = stats.wire_bytes_sent > 0
-                     ? py::object(py::float_(static_cast<double>(stats.dense_bytes) /
-                                             static_cast<double>(stats.wire_bytes_sent)))
-                     : py::object(py::none());
+  all["ratio"] = Ratio(stats.dense_bytes, stats.wire_bytes_sent, stats.device_bytes);
   all["negotiations"] = stats.negotiations;
   all["predicted_batches"] = stats.predicted_batches;
   all["tensors"] = tensors;
@@ -303,8 +305,14 @@ PYBIND11_MODULE(_core, m) {
   m.def("process_set_ids", [] { return Running()->ProcessSetIds(); });
   m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
   m.def(
-      "barrier", [](int process_set) { RunBare(Bare(dad::OpKind::kBarrier, process_set)); },
-      py::arg("process_set") = 0);
+      "barrier",
+      [](int process_set, const std::string& name) {
+        dad::Request request = Bare(dad::OpKind::kBarrier, process_set);
+        request.recurring = name.empty();
+        if (!name.empty()) request.name = name;
+        RunBare(std::move(request));
+      },
+      py::arg("process_set") = 0, py::arg("name") = "");
 
   m.def("gather_bytes", &GatherBytes, py::arg("name"), py::arg("mine"), py::arg("process_set"));
 

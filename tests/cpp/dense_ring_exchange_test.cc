@@ -274,7 +274,7 @@ std::vector<int64_t> Agreed(const Options& first, const Options& second,
   std::vector<int64_t> agreed(2, -1);
   auto start = [&](int rank, const Options& options) {
     auto transport = network.Connect(rank);
-    const Result<StartUp> result = AgreeOnStart(*transport, options, "host", {});
+    const Result<StartUp> result = AgreeOnStart(*transport, options, World{}, {});
     ASSERT_TRUE(result.ok()) << result.status().ToString();
     agreed[static_cast<size_t>(rank)] = result.value().options.ring_bytes;
   };

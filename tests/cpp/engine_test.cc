@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <barrier>
 #include <fstream>
+#include <future>
 #include <numeric>
 #include <random>
 
@@ -57,6 +59,99 @@ TEST(EngineTest, KnownTensorsNeedNoNegotiation) {
   });
   EXPECT_EQ(job[0].GetStats().negotiations, 0);
   EXPECT_GE(job[0].GetStats().predicted_batches, 50);
+}
+
+// Steps of tensors that fit into one batch; `pause` runs after the first has been submitted.
+class Steps {
+ public:
+  static constexpr int kNumTensors = 10;
+
+  void Run(int count, const std::function<void(int rank, Ticket& first)>& pause) {
+    job_.Run([&](int rank) {
+      for (int step = 0; step < count; ++step) {
+        std::vector<Values> values(kNumTensors, Values(std::vector<float>(100, 1.0f)));
+        std::vector<std::shared_ptr<Ticket>> tickets;
+        for (int i = 0; i < kNumTensors; ++i) {
+          Request request = values[static_cast<size_t>(i)].AllReduce("t" + std::to_string(i));
+          tickets.push_back(job_[rank].Submit(std::move(request)));
+          if (i == 0) pause(rank, *tickets[0]);
+        }
+        for (auto& ticket : tickets) ASSERT_TRUE(ticket->Wait(seconds(20)).ok());
+        for (Values& v : values) EXPECT_EQ(v.data[50], 2.0f);
+      }
+    });
+  }
+  // What a step takes now.
+  Stats OfAStep(const std::function<void(int rank, Ticket& first)>& pause) {
+    job_.Run([&](int rank) { job_[rank].ResetStats(); });
+    Run(1, pause);
+    return job_[0].GetStats();
+  }
+
+ private:
+  Job job_{2};
+};
+
+void NoPause(int, Ticket&) {}
+void Pause(int, Ticket&) { std::this_thread::sleep_for(milliseconds(30)); }
+
+TEST(EngineTest, AScheduleIsBuiltWhereAStepBegins) {
+  Steps steps;
+  // The first tensor is negotiated before the others come, also the second time.
+  steps.Run(2, Pause);
+  const Stats stats = steps.OfAStep(Pause);
+  EXPECT_EQ(stats.predicted_batches, 1);
+  EXPECT_EQ(stats.negotiations, 0);
+}
+
+TEST(EngineTest, AHitchDoesNotPartABatchForEver) {
+  Steps steps;
+  steps.Run(3, NoPause);
+  for (int hitch = 0; hitch < 3; ++hitch) {
+    steps.Run(1, [](int rank, Ticket& first) {
+      if (rank == 1) {
+        EXPECT_TRUE(first.Wait(seconds(20)).ok());
+      }
+    });
+    steps.Run(2, NoPause);
+    const Stats stats = steps.OfAStep(NoPause);
+    EXPECT_EQ(stats.predicted_batches, 1);
+    EXPECT_EQ(stats.negotiations, 0);
+  }
+}
+
+TEST(EngineTest, AShapeThatChangesInEveryStepLeavesTheOthersAlone) {
+  Job job(2);
+  auto steps = [&](int first, int count) {
+    job.Run([&](int rank) {
+      for (int step = first; step < first + count; ++step) {
+        Values varies(std::vector<float>(static_cast<size_t>(1 + step), 1.0f));
+        Values stays(std::vector<float>(100, 1.0f));
+        auto a = job[rank].Submit(varies.AllReduce("varies"));
+        auto b = job[rank].Submit(stays.AllReduce("stays"));
+        ASSERT_TRUE(a->Wait(seconds(20)).ok());
+        ASSERT_TRUE(b->Wait(seconds(20)).ok());
+        EXPECT_EQ(varies.data.back(), 2.0f);
+        EXPECT_EQ(stays.data[50], 2.0f);
+      }
+    });
+  };
+  steps(0, 20);
+  job.Run([&](int rank) { job[rank].ResetStats(); });
+  steps(20, 10);
+  // One, or two where a rank is asked before it has the tensor.
+  EXPECT_LE(job[0].GetStats().negotiations, 20);
+  EXPECT_EQ(job[0].GetStats().predicted_batches, 10);
+}
+
+TEST(EngineTest, TensorsThatWaitForOthersTravelAlone) {
+  Steps steps;
+  steps.Run(1, NoPause);  // so that they are taken for tensors that are in flight together
+  auto wait = [](int, Ticket& first) { EXPECT_TRUE(first.Wait(seconds(20)).ok()); };
+  steps.Run(4, wait);
+  const Stats stats = steps.OfAStep(wait);
+  EXPECT_EQ(stats.negotiations, 0);
+  EXPECT_EQ(stats.predicted_batches, Steps::kNumTensors);
 }
 
 TEST(EngineTest, OrderOfSubmitsMayDifferBetweenRanks) {
@@ -193,6 +288,82 @@ TEST(EngineTest, SameNameTwiceInFlightIsAnError) {
   });
 }
 
+TEST(EngineTest, CollectivesOfDifferentKindsMayShareAName) {
+  Job job(2);
+  job.Run([&](int rank) {
+    for (int step = 0; step < 6; ++step) {
+      Values sum({1}), rows({1.0f * rank});
+      auto a = job[rank].Submit(sum.AllReduce("x"));
+      auto b = job[rank].Submit(rows.AllGather("x"));
+      ASSERT_TRUE(a->Wait(seconds(20)).ok());
+      ASSERT_TRUE(b->Wait(seconds(20)).ok());
+      EXPECT_EQ(sum.data[0], 2.0f);
+      EXPECT_EQ(rows.gathered, (std::vector<float>{0, 1}));
+    }
+    // Known or not, a rank that has something else under the name gets an error, as the others do.
+    for (const std::string name : {"x", "new"}) {
+      Values v({1});
+      const Status status =
+          job[rank].Submit(rank ? v.Broadcast(name, 0) : v.AllReduce(name))->Wait(seconds(20));
+      EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.ToString();
+      ASSERT_TRUE(job[rank].Submit(v.AllReduce(name))->Wait(seconds(20)).ok());
+    }
+  });
+}
+
+// Of a step that ranks disagree on, one has sent all and the other only what comes first.
+TEST(EngineTest, AStepThatFailsOnAllRanksLeavesNothingInFlight) {
+  Job job(2);
+  std::promise<void> given_up;
+  job.Run([&](int rank) {
+    uint64_t number = static_cast<uint64_t>(100 * rank);
+    auto step = [&](bool fails) {
+      ++number;
+      std::vector<Values> values;
+      for (int i = 0; i < 8; ++i) values.emplace_back(std::vector<float>(4, 1.0f + rank));
+      if (fails && rank == 1) values[3].data.resize(5);
+      std::vector<std::shared_ptr<Ticket>> tickets;
+      for (int i = 0; i < (fails && rank == 1 ? 4 : 8); ++i) {
+        Request request = values[i].AllReduce("t" + std::to_string(i));
+        request.step = number;
+        tickets.push_back(job[rank].Submit(std::move(request)));
+      }
+      for (size_t i = 0; i < tickets.size(); ++i) {
+        const Status status = tickets[i]->Wait(seconds(20));
+        if (!fails) {
+          EXPECT_TRUE(status.ok()) << status.ToString();
+          EXPECT_EQ(values[i].data[0], 3.0f);
+        } else if (i >= 3) {
+          EXPECT_EQ(status.code(), StatusCode::kFailedPrecondition) << status.ToString();
+        }
+      }
+      if (fails) {
+        Values late({1});
+        Request request = late.AllReduce("late");
+        request.step = number;
+        EXPECT_EQ(job[rank].Submit(std::move(request))->Wait(seconds(20)).code(),
+                  StatusCode::kFailedPrecondition);
+      }
+    };
+    for (const bool fails :
+         {true, false, false, false, true, true, false, false, false, true, false}) {
+      step(fails);
+    }
+    Values other({1});
+    Request request = other.AllReduce("other");
+    request.step = 1000;
+    if (rank == 0) {
+      auto ticket = job[rank].Submit(std::move(request));
+      job[rank].GiveUp(1000, Status::FailedPrecondition("by hand"));
+      EXPECT_EQ(ticket->Wait(seconds(20)).message(), "by hand");
+      given_up.set_value();
+    } else {
+      given_up.get_future().wait();  // else it may take the other one at its word
+    }
+    ASSERT_TRUE(job[rank].Submit(other.AllReduce("other"))->Wait(seconds(20)).ok());
+  });
+}
+
 TEST(EngineTest, GatherWithRowsThatChangeFromStepToStep) {
   Job job(3);
   job.Run([&](int rank) {
@@ -318,9 +489,11 @@ TEST(EngineTest, JoinedRanksContributeNothingToAnyCollective) {
 TEST(EngineTest, KilledPeerFailsEverybodyByName) {
   Job job(4);
   std::atomic<int> failures{0};
+  std::barrier all_warm(4);  // a rank that dies takes along what it has sent and nobody has read
   job.Run([&](int rank) {
     Values warm({1});
-    ASSERT_TRUE(job[rank].Submit(warm.AllReduce("warm"))->Wait(seconds(20)).ok());
+    EXPECT_TRUE(job[rank].Submit(warm.AllReduce("warm"))->Wait(seconds(20)).ok());
+    all_warm.arrive_and_wait();
     if (rank == 2) return job.network().Kill(2);
     Values v({1});
     const Status status = job[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
@@ -450,6 +623,25 @@ TEST(EngineTest, TuningGoesOnWhileTheStepsDo) {
   int lines = 0;
   while (std::getline(file, line)) ++lines;
   EXPECT_EQ(lines, 1 + 7);  // a heading, and 256 kB to 16 MB
+}
+
+// A ring begins the sum of each piece at another rank, owners all at rank 0.
+TEST(EngineTest, LargeTensorsGoAroundARingWhereTheLineIsSlow) {
+  for (const double line_rate : {0.0, 10e6, 1e9}) {
+    Options options;
+    options.ring_bytes = -1;
+    options.fusion_bytes = 1 << 21;
+    Job job(4, options);
+    job.Run([&](int rank) {
+      for (int step = 0; step < 4; ++step) {
+        Values values(std::vector<float>(1 << 20, rank == 1 ? 1.0f : rank == 0 ? 1e8f : -5e7f));
+        ASSERT_TRUE(job[rank].Submit(values.AllReduce("t"))->Wait(seconds(20)).ok());
+        const auto [least, most] = std::minmax_element(values.data.begin(), values.data.end());
+        EXPECT_EQ(*least != *most, line_rate == 10e6 && step > 0) << line_rate << ", " << step;
+        if (step == 0) job.network().SetLineRate(line_rate);
+      }
+    });
+  }
 }
 
 TEST(EngineTest, ResultsDoNotDependOnWhatIsFusedWithWhat) {

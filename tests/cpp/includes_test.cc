@@ -24,7 +24,7 @@ const std::map<std::string, Rooms> kMayInclude = {
     {"linalg", {"dad", "util"}},
     {"codec", {"dad", "util", "linalg"}},
     {"wire", {"dad", "util", "codec", "linalg"}},
-    {"exchange", {"dad", "util", "codec", "linalg", "wire"}},
+    {"exchange", {"dad", "util", "device", "codec", "linalg", "wire"}},
     {"rendezvous", {"dad", "util", "wire", "linalg", "codec"}},
     {"transport", {"dad", "util", "device", "wire", "linalg", "codec", "rendezvous"}},
     {"runtime",

@@ -25,16 +25,24 @@ TEST(NegotiationTest, MessagesSurviveTheWire) {
   NegotiationMessage message = Fresh({Meta("a", {3, 1 << 30}), Meta("\"b\"", {})});
   message.joined = true;
   message.recall = true;
+  message.begins = true;
+  message.slow_line = true;
   message.missing = {7, 300};
   message.stale = {1};
   message.committed = {0, 5, 100'000};
+  message.withdrawn = {{"gone", OpKind::kAllGather}};
   message.fusion_bytes = 1 << 20;
   message.known = {{0, 9}, {17, 10}};
   message.fresh[0].meta.ranks = {2, 0};
+  message.fresh[0].meta.terms = "by hand";
   message.fresh[0].meta.recurring = false;
   Result<NegotiationMessage> back = DecodeNegotiation(Encode(message));
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(Encode(back.value()), Encode(message));
+  EXPECT_TRUE(back.value().joined && back.value().recall && back.value().begins &&
+              back.value().slow_line);
+  EXPECT_EQ(back.value().fresh[0].meta.terms, "by hand");
+  EXPECT_EQ(back.value().withdrawn, message.withdrawn);
   EXPECT_EQ(back.value().known[1].cache_id, 17u);
   EXPECT_EQ(back.value().known[1].phase, 10u);
   EXPECT_EQ(back.value().fresh[0].meta.tensors[0].shape, (Shape{3, 1 << 30}));
@@ -75,7 +83,7 @@ TEST(NegotiatorTest, OrderIsThatOfFirstSightWhateverTheSubmitOrder) {
   EXPECT_EQ(decision.ready[1].meta.name, "a");
   const auto waiting = negotiator.Waiting();
   ASSERT_EQ(waiting.size(), 1u);
-  EXPECT_EQ(waiting[0].first, "c");
+  EXPECT_EQ(waiting[0].first.name, "c");
   EXPECT_EQ(waiting[0].second, std::vector<int>{0});
 }
 
@@ -93,6 +101,48 @@ TEST(NegotiatorTest, AMismatchWaitsForAllRanksAndNamesAllThatDiffer) {
   EXPECT_TRUE(negotiator.Waiting().empty());
 }
 
+TEST(NegotiatorTest, ANameMayBeUnderWayOncePerKind) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  RequestMeta gather = Meta("x");
+  gather.kind = OpKind::kAllGather;
+  // One rank is ahead of the other.
+  std::vector<NegotiationMessage> messages = {Fresh({Meta("x"), gather}), Fresh({Meta("x")})};
+  Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.ready.size(), 1u);
+  EXPECT_EQ(decision.ready[0].meta.kind, OpKind::kAllReduce);
+  messages = {Fresh({Meta("x")}), Fresh({gather})};
+  decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.ready.size(), 1u);
+  EXPECT_EQ(decision.ready[0].meta.kind, OpKind::kAllGather);
+  EXPECT_TRUE(decision.failed.empty());
+  // The other one has it as something else.
+  messages = {Fresh({}), Fresh({gather})};
+  decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.failed.size(), 2u);
+  EXPECT_EQ(decision.failed[0].message,
+            "ranks disagree on \"x\": collective allreduce on rank 0, allgather on rank 1");
+  EXPECT_TRUE(negotiator.Waiting().empty());
+}
+
+TEST(NegotiatorTest, WhatIsWithdrawnIsNotPutTogetherWithWhatComesAgain) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  const RequestKey key{"x", OpKind::kAllReduce};
+  std::vector<NegotiationMessage> messages = {Fresh({Meta("x")}), Fresh({})};
+  EXPECT_TRUE(negotiator.Decide(messages).value().ready.empty());
+  EXPECT_TRUE(negotiator.Waits(0, key) && !negotiator.Waits(1, key));
+  messages = {Fresh({}), Fresh({Meta("x", {5})})};
+  messages[0].withdrawn = {key};
+  const Decision decision = negotiator.Decide(messages).value();
+  EXPECT_TRUE(decision.ready.empty() && decision.failed.empty());
+  EXPECT_TRUE(!negotiator.Waits(0, key) && negotiator.Waits(1, key));
+  messages = {Fresh({}), Fresh({})};
+  messages[1].withdrawn = {key};
+  (void)negotiator.Decide(messages);
+  EXPECT_TRUE(negotiator.Waiting().empty());
+}
+
 TEST(NegotiatorTest, JoinedRanksAreNotWaitedFor) {
   TensorCache cache(10);
   Negotiator negotiator({0, 1}, &cache);
@@ -105,6 +155,22 @@ TEST(NegotiatorTest, JoinedRanksAreNotWaitedFor) {
   EXPECT_EQ(decision.last_joined, -1);
   messages = {joined, joined};
   EXPECT_EQ(negotiator.Decide(messages).value().last_joined, 0);
+}
+
+TEST(NegotiatorTest, ARankThatSpokeAsJoinedIsWaitedForIfThatJoinIsOver) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  NegotiationMessage joined;
+  joined.joined = true;
+  NegotiationMessage after = Fresh({Meta("x")});
+  after.joins = 1;
+  EXPECT_TRUE(negotiator.Decide(std::vector{after, joined}).value().ready.empty());
+  EXPECT_FALSE(negotiator.any_joined());
+  NegotiationMessage other = after;
+  after.fresh.clear();
+  const Decision decision = negotiator.Decide(std::vector{after, other}).value();
+  ASSERT_EQ(decision.ready.size(), 1u);
+  EXPECT_TRUE(decision.ready[0].absent.empty());
 }
 
 TEST(NegotiatorTest, AJoinedRootCannotBroadcast) {
@@ -129,14 +195,14 @@ TEST(NegotiatorTest, AnUnknownNumberIsRefused) {
 
 TEST(TensorCacheTest, TheOldestThatIsNotScheduledMakesRoom) {
   TensorCache cache(2);
-  EXPECT_FALSE(cache.Note(Meta("a"), 0));
-  EXPECT_FALSE(cache.Note(Meta("b"), 0));
-  EXPECT_TRUE(cache.Note(Meta("a"), 0));
-  cache.Get(*cache.Find("a"))->scheduled = true;
-  EXPECT_FALSE(cache.Note(Meta("c"), 0));
-  EXPECT_TRUE(cache.Find("a").has_value());
-  EXPECT_FALSE(cache.Find("b").has_value());
-  EXPECT_TRUE(cache.Find("c").has_value());
+  EXPECT_EQ(cache.Note(Meta("a"), 0), 1);
+  EXPECT_EQ(cache.Note(Meta("b"), 0), 1);
+  EXPECT_EQ(cache.Note(Meta("a"), 0), 2);
+  cache.Get(*cache.Find({"a"}))->scheduled = true;
+  EXPECT_EQ(cache.Note(Meta("c"), 0), 1);
+  EXPECT_TRUE(cache.Find({"a"}).has_value());
+  EXPECT_FALSE(cache.Find({"b"}).has_value());
+  EXPECT_TRUE(cache.Find({"c"}).has_value());
 }
 
 }  // namespace

@@ -78,6 +78,9 @@ struct Contribution {
   std::vector<LayerInput> layers;
   // This rank's weight in the result, by factor methods only: ranks need not agree on it.
   double scale = 1.0;
+  // What it had before it was compressed for the wire, by a cast for example, for the statistics;
+  // 0: it was not.
+  int64_t uncompressed_bytes = 0;
   // Asks all ranks to plan anew after this step; they learn it from the ticket.
   bool replan = false;
 };

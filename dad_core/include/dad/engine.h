@@ -40,7 +40,11 @@ struct TensorStats {
   int64_t steps = 0;
   int64_t wire_bytes_sent = 0;
   int64_t wire_bytes_received = 0;
-  int64_t dense_bytes = 0;  // what a dense allreduce of it would have sent
+  // Of this rank's input, handed to what moves data between devices (NCCL), which does not say what
+  // it makes of them; never at the socket.
+  int64_t device_bytes = 0;
+  // What a dense allreduce of it would have sent, of what went through sockets.
+  int64_t dense_bytes = 0;
   // Of the last step: the rank of what was applied, or the share of elements sent; negative
   // for methods that have neither.
   double effective = -1.0;
@@ -54,6 +58,7 @@ struct Stats {
   int64_t payload_bytes_sent = 0;
   int64_t control_bytes_sent = 0;
   int64_t messages_sent = 0;
+  int64_t device_bytes = 0;  // see TensorStats
   int64_t dense_bytes = 0;
   int64_t negotiations = 0;       // rounds of readiness messages
   int64_t predicted_batches = 0;  // went without one
@@ -75,6 +80,9 @@ class Engine {
 
   // Never blocks. Misuse and failures come back in the ticket.
   virtual std::shared_ptr<Ticket> Submit(Request request) = 0;
+  // Requests of this step (Request::step) that have not begun end with `why`, those that are still
+  // to come at once. Does not block.
+  virtual void GiveUp(uint64_t step, const Status& why) = 0;
 
   virtual const World& world() const = 0;
   virtual Options options() const = 0;

@@ -41,7 +41,7 @@ using OutputAllocator =
 inline constexpr const char* kHiddenSet = "dad: ranks ";
 
 struct Request {
-  std::string name;  // the same on all ranks; unique among requests in flight
+  std::string name;  // the same on all ranks; unique among requests of a kind in flight
   OpKind kind = OpKind::kAllReduce;
   ReduceOp op = ReduceOp::kSum;
   int root_rank = -1;  // global rank; broadcast only
@@ -49,10 +49,16 @@ struct Request {
   double postscale = 1.0;
   int process_set = 0;          // 0: all ranks
   std::string method = "none";  // canonical compression spec; part of what ranks must agree on
+  // What else ranks must agree on, as text: it is compared and otherwise ignored.
+  std::string terms;
   // Requests of different streams never share a predicted message: an optimizer
   // gives its gradients a stream of their own, so that a metric which is reduced
   // now and then does not hold them up.
   uint32_t stream = 0;
+  // What this process sends in one step, by a number of its own; 0: a request by itself. When ranks
+  // disagree on one of a step, those that have not begun end with the same error on all ranks: who
+  // has got it sends nothing more in that step, and others would wait for that.
+  uint64_t step = 0;
   // False when the name will not come again (a running number): not worth remembering.
   bool recurring = true;
 

@@ -75,7 +75,9 @@ void Connection::OnEvents(uint32_t events) {
 
 void Connection::Lose(const Status& why) {
   const std::string write_error = writer_.error();
-  const std::string& reason = write_error.empty() ? why.message() : write_error;
+  std::string reason = write_error.empty() ? why.message() : write_error;
+  // What it sent was in order: it did not leave because of us.
+  if (why.code() == StatusCode::kAborted) reason += ": it ended or was killed, its output says why";
   if (!Shut()) return;  // we are closing it ourselves
   listener_->OnLost(peer_, Status::Aborted("rank " + std::to_string(peer_) + ": " + reason));
 }

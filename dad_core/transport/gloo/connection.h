@@ -8,6 +8,7 @@
 #include "transport/gloo/event_loop.h"
 #include "transport/gloo/frame_reader.h"
 #include "transport/gloo/frame_writer.h"
+#include "transport/gloo/line_rate.h"
 
 namespace dad::gloo_transport {
 
@@ -29,6 +30,8 @@ class Connection final : private EventLoop::Handler, private FrameReader::Listen
   // Messages come from now on.
   void Start();
   FrameWriter& writer() { return writer_; }
+
+  double LineRate() const { return open_ ? LineRateOf(fd_) : 0; }
 
   // What the kernel has still goes out. Afterwards the listener is not called any more.
   void Close();

@@ -74,11 +74,12 @@ Status FrameReader::TakeStaged() {
 
 Status FrameReader::StartMessage() {
   if (header_.magic != kWireMagic) {
-    return Status::Aborted("speaks another wire format; is the same version of dad on all hosts?");
+    return Status::InvalidArgument(
+        "speaks another wire format; is the same version of dad on all hosts?");
   }
   if (header_.payload_bytes > kLongestPayload) {
-    return Status::Aborted("announced a message of " + std::to_string(header_.payload_bytes) +
-                           " bytes");
+    return Status::InvalidArgument("announced a message of " +
+                                   std::to_string(header_.payload_bytes) + " bytes");
   }
   if (header_.payload_bytes == 0) {
     listener_->OnMessage(header_, {});

@@ -73,6 +73,17 @@ TransportCounters GlooTransport::counters() const {
   return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
 }
 
+double GlooTransport::LineRate() const {
+  double sum = 0;
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    const double rate = connection->LineRate();
+    if (rate <= 0) return 0;
+    sum += rate;
+  }
+  return sum;
+}
+
 void GlooTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
                          std::shared_ptr<void> keep) {
   connections_[peer]->writer().Send(header, std::move(payload), std::move(keep));

@@ -26,8 +26,11 @@ std::vector<char> StoreAdaptor::get(const std::string& key) {
   Result<std::string> value = store_->Get(key, std::max(left, std::chrono::milliseconds(0)));
   if (value.ok()) return {value.value().begin(), value.value().end()};
   if (value.status().code() != StatusCode::kTimeout) Fail(value.status());
-  Fail(Status::Timeout("rank " + RankOf(key) + " did not arrive in time (" +
-                       value.status().message() + ")"));
+  Fail(
+      Status::Timeout("rank " + RankOf(key) +
+                      " did not arrive in time: its output says why, or DAD_START_TIMEOUT gives it "
+                      "more (" +
+                      value.status().message() + ")"));
 }
 
 void StoreAdaptor::wait(const std::vector<std::string>& keys) {

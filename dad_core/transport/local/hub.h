@@ -1,6 +1,7 @@
 // The shared middle of a LocalNetwork: who is alive, and when a message arrives.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -45,6 +46,8 @@ class Hub {
   bool Send(int from, int to, const MessageHeader& header, AlignedBuffer payload);
 
   void SetDelay(std::chrono::microseconds delay);
+  void SetLineRate(double bytes_per_second) { line_rate_ = bytes_per_second; }
+  double line_rate() const { return line_rate_; }
   void SetJitter(std::chrono::microseconds jitter, uint64_t seed);
   void Silence(int rank);
   void Kill(int rank);
@@ -65,6 +68,7 @@ class Hub {
   Clock::time_point DueLocked(int from, int to);
 
   const int size_;
+  std::atomic<double> line_rate_{0};
   std::mutex mutex_;
   std::vector<Rank> ranks_;
   std::chrono::microseconds delay_{0};

@@ -14,6 +14,8 @@ std::unique_ptr<Transport> LocalNetwork::Connect(int rank) {
 
 void LocalNetwork::SetDelay(std::chrono::microseconds delay) { hub_->SetDelay(delay); }
 
+void LocalNetwork::SetLineRate(double bytes_per_second) { hub_->SetLineRate(bytes_per_second); }
+
 void LocalNetwork::SetJitter(std::chrono::microseconds jitter, uint64_t seed) {
   hub_->SetJitter(jitter, seed);
 }

@@ -26,6 +26,9 @@ class LocalNetwork {
   // Every message sent from now on arrives this much later.
   void SetDelay(std::chrono::microseconds delay);
 
+  // What the ranks take for the rate of their line; nothing gets slower by it.
+  void SetLineRate(double bytes_per_second);
+
   // Adds up to `jitter` to the delay, drawn for each message from `seed`. Messages
   // of different peers overtake each other; those of one peer do not.
   void SetJitter(std::chrono::microseconds jitter, uint64_t seed);

@@ -21,6 +21,7 @@ class LocalTransport final : public Transport, private Inbox {
 
   std::string_view name() const override { return "local"; }
   TransportCounters counters() const override;
+  double LineRate() const override { return hub_->line_rate(); }
   void Send(int peer, MessageHeader header, GatherBuffer payload,
             std::shared_ptr<void> keep) override;
   Status Flush(Millis timeout) override;

@@ -1,0 +1,30 @@
+#include "transport/gloo/line_rate.h"
+
+// Not netinet/tcp.h: its tcp_info is an older one.
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cstddef>
+
+namespace dad::gloo_transport {
+
+// By the time that bytes were on their way. tcpi_delivery_rate would be of the last few packets
+// only, which are often those of a small message.
+double LineRateOf(int fd) {
+  constexpr auto kEnough = 256 * 1024;  // its window has opened by then
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  const bool known =
+      size >= offsetof(tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited;
+  if (!known || info.tcpi_bytes_acked < kEnough) return 0;
+  // Less what the receiver or the socket's own memory held up.
+  const auto held_up = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
+  const auto microseconds = info.tcpi_busy_time - std::min(held_up, info.tcpi_busy_time);
+  return static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
+         static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
+}
+
+}  // namespace dad::gloo_transport

@@ -1,0 +1,10 @@
+// What the kernel has seen of a TCP connection.
+#pragma once
+
+namespace dad::gloo_transport {
+
+// Bytes per second while there was something to send and neither end held it up; 0: not enough has
+// been sent to tell.
+double LineRateOf(int fd);
+
+}  // namespace dad::gloo_transport
