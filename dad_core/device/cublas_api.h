@@ -19,6 +19,7 @@ inline constexpr CublasStatus kCublasSuccess = 0;
 #define DAD_CUBLAS_FUNCTIONS(X)                                                                   \
   X(Create_v2, Create, (CublasHandle*))                                                           \
   X(Destroy_v2, Destroy, (CublasHandle))                                                          \
+  X(GetProperty, GetProperty, (int, int*)) /* 0, 1, 2: of the version */                          \
   X(SetStream_v2, SetStream, (CublasHandle, CudaStream))                                          \
   X(Sgemm_v2, Sgemm,                                                                              \
     (CublasHandle, CublasOperation, CublasOperation, int, int, int, const float*, const float*,   \

@@ -58,6 +58,16 @@ Result<int> CountCudaDevices(const CudaApi& cuda) {
   return count;
 }
 
+Result<int> DeviceOfRank(const CudaApi& cuda, int local_rank) {
+  const Result<int> devices = CountCudaDevices(cuda);
+  if (!devices.ok()) return devices.status();
+  if (local_rank < devices.value()) return local_rank;
+  if (devices.value() == 1) return 0;
+  return Status::Unavailable("local rank " + std::to_string(local_rank) +
+                             " needs a CUDA device of its own, there are " +
+                             std::to_string(devices.value()));
+}
+
 CudaDeviceGuard::CudaDeviceGuard(const CudaApi& cuda, int device) : cuda_(cuda) {
   int current = -1;
   if (cuda_.GetDevice(&current) == kCudaSuccess && current != device &&

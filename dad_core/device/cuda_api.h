@@ -22,6 +22,10 @@ inline constexpr CudaError kCudaNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
 inline constexpr int kCudaMemcpyDefault = 4;
+// Attributes of a device.
+inline constexpr int kCudaMultiprocessors = 16;
+inline constexpr int kCudaComputeMajor = 75;
+inline constexpr int kCudaComputeMinor = 76;
 
 // X(name without "cuda", result, parameters)
 #define DAD_CUDA_PLAIN(X)                                                  \
@@ -32,6 +36,7 @@ inline constexpr int kCudaMemcpyDefault = 4;
   X(GetDeviceCount, CudaError, (int*))                                     \
   X(GetDevice, CudaError, (int*))                                          \
   X(SetDevice, CudaError, (int))                                           \
+  X(DeviceGetAttribute, CudaError, (int*, int, int))                       \
   X(DeviceGetStreamPriorityRange, CudaError, (int*, int*))                 \
   X(StreamCreateWithPriority, CudaError, (CudaStream*, unsigned, int))     \
   X(StreamDestroy, CudaError, (CudaStream))                                \
@@ -71,6 +76,10 @@ Result<const CudaApi*> ProcessCuda();
 
 // How many devices; kUnavailable, saying what is missing, if there is no driver or no device.
 Result<int> CountCudaDevices(const CudaApi& cuda);
+
+// The device of a process: the one of its local rank, or the only one that it sees, since a
+// launcher may show each process its own. kUnavailable says what is missing.
+Result<int> DeviceOfRank(const CudaApi& cuda, int local_rank);
 
 // Makes `device` this thread's current one, and puts back what it was.
 class CudaDeviceGuard {

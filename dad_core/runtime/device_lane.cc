@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "device/events.h"
+#include "exchange/shares.h"
 
 namespace dad {
 namespace {
@@ -23,6 +24,22 @@ size_t NumBytes(const TensorSpec& spec) {
 
 const Contribution& Mine(const DeviceTask::Part& part) {
   return part.request->request.tensors[static_cast<size_t>(part.tensor)];
+}
+
+// A joined rank brings zeros, which must not change the result.
+Status CheckZerosCount(const TensorSpec& spec) {
+  if (spec.op == ReduceOp::kSum || spec.op == ReduceOp::kAverage) return Status::Ok();
+  return Status::InvalidArgument("\"" + spec.name + "\": " + Name(spec.op) +
+                                 " on a device, while some rank has joined, which has no value"
+                                 " for it; Sum and Average are possible");
+}
+
+// As every member sees it: all know what each has brought.
+bool AllBringTheSame(const DeviceTask::Part& part, bool some_absent) {
+  const std::vector<DeviceTurn::Rows>& rows = part.turn.rows;
+  return !some_absent && std::all_of(rows.begin(), rows.end(), [&](const DeviceTurn::Rows& each) {
+    return each.receive_count == rows[0].receive_count;
+  });
 }
 
 }  // namespace
@@ -112,6 +129,7 @@ Status DeviceLane::Prepare() {
   if (!group.ok()) return group.status();
   group_ = std::move(group).value();
   stream_ = static_cast<CudaStream>(group_->stream());
+  packer_.emplace(*cuda_);
   return Status::Ok();
 }
 
@@ -121,12 +139,27 @@ Result<DeviceEvent> DeviceLane::Run(const DeviceTask& task) {
   // What can share a buffer, in the order of the first of each.
   using Key = std::tuple<ReduceOp, DType, double>;
   std::vector<std::pair<Key, std::vector<const DeviceTask::Part*>>> sums;
+  std::vector<const DeviceTask::Part*> exchanges;
   for (const DeviceTask::Part& part : task.parts) {
-    if (part.spec.kind == OpKind::kBroadcast) {
+    if (part.turn.failed) continue;
+    const OpKind kind = part.spec().kind;
+    if (kind == OpKind::kBroadcast) {
       DAD_RETURN_IF_ERROR(Broadcast(part));
       continue;
     }
-    const Key key{part.spec.op, part.spec.dtype, Scale(part.spec)};
+    if (kind == OpKind::kReduceScatter) {
+      DAD_RETURN_IF_ERROR(ReduceScatter(part, task.some_absent));
+      continue;
+    }
+    if (kind == OpKind::kAllGather && AllBringTheSame(part, task.some_absent)) {
+      DAD_RETURN_IF_ERROR(AllGather(part));
+      continue;
+    }
+    if (kind == OpKind::kAllGather || kind == OpKind::kAllToAll) {
+      exchanges.push_back(&part);
+      continue;
+    }
+    const Key key{part.spec().op, part.spec().dtype, Scale(part.spec())};
     auto found = std::find_if(sums.begin(), sums.end(),
                               [&](const auto& entry) { return entry.first == key; });
     if (found == sums.end()) found = sums.insert(sums.end(), {key, {}});
@@ -135,16 +168,13 @@ Result<DeviceEvent> DeviceLane::Run(const DeviceTask& task) {
   for (const auto& [key, parts] : sums) {
     DAD_RETURN_IF_ERROR(AllReduce(parts, task.some_absent));
   }
+  DAD_RETURN_IF_ERROR(Exchange(exchanges));
   return RecordNewEvent(*cuda_, stream_);
 }
 
 Status DeviceLane::AllReduce(std::span<const DeviceTask::Part* const> parts, bool some_absent) {
-  const TensorSpec& spec = parts.front()->spec;
-  if (some_absent && spec.op != ReduceOp::kSum && spec.op != ReduceOp::kAverage) {
-    return Status::InvalidArgument("\"" + spec.name + "\": " + Name(spec.op) +
-                                   " on a device, while some rank has joined, which has no value"
-                                   " for it; Sum and Average are possible");
-  }
+  const TensorSpec& spec = parts.front()->spec();
+  if (some_absent) DAD_RETURN_IF_ERROR(CheckZerosCount(spec));
   const bool joined = parts.front()->request == nullptr;
   if (parts.size() == 1 && !joined) {
     const Contribution& mine = Mine(*parts.front());
@@ -152,63 +182,121 @@ Status DeviceLane::AllReduce(std::span<const DeviceTask::Part* const> parts, boo
     return Note(group_->AllReduce(mine.input, mine.output, spec.op, Scale(spec), timeout_));
   }
   size_t num_bytes = 0;
-  for (const DeviceTask::Part* part : parts) num_bytes += Padded(NumBytes(part->spec));
+  for (const DeviceTask::Part* part : parts) num_bytes += Padded(NumBytes(part->spec()));
   if (num_bytes == 0) return Status::Ok();
-  const Result<std::byte*> buffer = Buffer(num_bytes);
-  if (!buffer.ok()) return buffer.status();
-  TensorView fused;
-  fused.data = buffer.value();
-  fused.dtype = spec.dtype;
   // A tensor alone goes without padding on the ranks that have it.
-  fused.shape = {parts.size() == 1 ? NumElements(spec.shape)
-                                   : static_cast<int64_t>(num_bytes / SizeOf(spec.dtype))};
-  fused.device = DeviceType::kCuda;
-  fused.device_index = group_->device();
+  Result<TensorView> fused = Scratch(
+      spec.dtype, {parts.size() == 1 ? NumElements(spec.shape)
+                                     : static_cast<int64_t>(num_bytes / SizeOf(spec.dtype))});
+  if (!fused.ok()) return fused.status();
+  const TensorView& all = fused.value();
 
   // The padding takes part, too: it must be numbers, and a joined rank has nothing but zeros.
-  DAD_RETURN_IF_ERROR(
-      cuda_->Check(cuda_->MemsetAsync(buffer.value(), 0, num_bytes, stream_), "cudaMemsetAsync"));
-  std::byte* place = buffer.value();
-  for (const DeviceTask::Part* part : parts) {
-    if (!joined) {
-      const TensorView& input = Mine(*part).input;
-      DAD_RETURN_IF_ERROR(WaitFor(input));
-      DAD_RETURN_IF_ERROR(Copy(place, input.data, input.num_bytes()));
-    }
-    place += Padded(NumBytes(part->spec));
+  if (joined) {
+    DAD_RETURN_IF_ERROR(
+        cuda_->Check(cuda_->MemsetAsync(all.data, 0, all.num_bytes(), stream_), "cudaMemsetAsync"));
+    return Note(group_->AllReduce(all, all, spec.op, Scale(spec), timeout_));
   }
-  DAD_RETURN_IF_ERROR(Note(group_->AllReduce(fused, fused, spec.op, Scale(spec), timeout_)));
-  if (joined) return Status::Ok();
-  place = buffer.value();
+  std::vector<DevicePacker::Piece> in, out;
+  std::byte* place = all.bytes();
   for (const DeviceTask::Part* part : parts) {
-    const TensorView& output = Mine(*part).output;
-    DAD_RETURN_IF_ERROR(WaitFor(output));
-    DAD_RETURN_IF_ERROR(Copy(output.data, place, output.num_bytes()));
-    place += Padded(NumBytes(part->spec));
+    const Contribution& mine = Mine(*part);
+    DAD_RETURN_IF_ERROR(WaitFor(mine.input));
+    DAD_RETURN_IF_ERROR(WaitFor(mine.output));
+    const size_t bytes = mine.input.num_bytes();
+    in.push_back({mine.input.data, place, bytes, Padded(bytes) - bytes});
+    out.push_back({place, mine.output.data, bytes, 0});
+    place += Padded(bytes);
   }
-  return Status::Ok();
+  DAD_RETURN_IF_ERROR(packer_->Copy(in, stream_));
+  DAD_RETURN_IF_ERROR(Note(group_->AllReduce(all, all, spec.op, Scale(spec), timeout_)));
+  return packer_->Copy(out, stream_);
 }
 
 Status DeviceLane::Broadcast(const DeviceTask::Part& part) {
-  if (NumBytes(part.spec) == 0) return Status::Ok();
-  if (part.request == nullptr) {  // takes part with a buffer that nobody reads
-    const Result<std::byte*> buffer = Buffer(NumBytes(part.spec));
-    if (!buffer.ok()) return buffer.status();
-    TensorView view;
-    view.data = buffer.value();
-    view.dtype = part.spec.dtype;
-    view.shape = part.spec.shape;
-    view.device = DeviceType::kCuda;
-    view.device_index = group_->device();
-    return Note(group_->Broadcast(view, part.spec.root, timeout_));
+  if (NumBytes(part.spec()) == 0) return Status::Ok();
+  if (part.request == nullptr) {  // takes part with memory that nobody reads
+    const Result<TensorView> view = Scratch(part.spec().dtype, part.spec().shape);
+    if (!view.ok()) return view.status();
+    return Note(group_->Broadcast(view.value(), part.spec().root, timeout_));
   }
   const Contribution& mine = Mine(part);
-  if (group_->rank() == part.spec.root && mine.output.data != mine.input.data) {
+  if (group_->rank() == part.spec().root && mine.output.data != mine.input.data) {
     DAD_RETURN_IF_ERROR(WaitFor(mine.input));
     DAD_RETURN_IF_ERROR(WaitFor(mine.output));
     DAD_RETURN_IF_ERROR(Copy(mine.output.data, mine.input.data, mine.input.num_bytes()));
   }
-  return Note(group_->Broadcast(mine.output, part.spec.root, timeout_));
+  return Note(group_->Broadcast(mine.output, part.spec().root, timeout_));
+}
+
+Status DeviceLane::ReduceScatter(const DeviceTask::Part& part, bool some_absent) {
+  const TensorSpec& spec = part.spec();
+  if (some_absent) DAD_RETURN_IF_ERROR(CheckZerosCount(spec));
+  if (NumBytes(spec) == 0) return Status::Ok();
+  const int64_t row_elements = RowBytes(spec) / static_cast<int64_t>(SizeOf(spec.dtype));
+  std::vector<int64_t> counts;
+  for (int member = 0; member < group_->size(); ++member) {
+    counts.push_back(RowsOfRank(spec.shape[0], group_->size(), member) * row_elements);
+  }
+  if (part.request != nullptr) {
+    return Note(group_->ReduceScatter(Mine(part).input, counts, part.turn.output, spec.op,
+                                      Scale(spec), timeout_));
+  }
+  // Zeros from a rank that has joined; its own rows are written over them, and nobody reads those.
+  const Result<TensorView> zeros = Scratch(spec.dtype, spec.shape);
+  if (!zeros.ok()) return zeros.status();
+  DAD_RETURN_IF_ERROR(
+      cuda_->Check(cuda_->MemsetAsync(zeros.value().data, 0, zeros.value().num_bytes(), stream_),
+                   "cudaMemsetAsync"));
+  TensorView own = zeros.value();
+  for (int member = 0; member < group_->rank(); ++member) {
+    own.data =
+        own.bytes() + static_cast<size_t>(counts[static_cast<size_t>(member)]) * SizeOf(spec.dtype);
+  }
+  own.shape = {counts[static_cast<size_t>(group_->rank())]};
+  return Note(group_->ReduceScatter(zeros.value(), counts, own, spec.op, Scale(spec), timeout_));
+}
+
+Status DeviceLane::AllGather(const DeviceTask::Part& part) {
+  const TensorView& input = Mine(part).input;
+  if (input.num_bytes() == 0) return Status::Ok();
+  const std::vector<size_t> counts(static_cast<size_t>(group_->size()), input.num_bytes());
+  return Note(group_->AllGatherV(input, counts, part.turn.output, timeout_));
+}
+
+Status DeviceLane::Exchange(std::span<const DeviceTask::Part* const> parts) {
+  std::vector<DeviceGroup::Transfer> transfers;
+  std::vector<TensorView> views;
+  for (const DeviceTask::Part* part : parts) {
+    if (part->request == nullptr) continue;  // nothing goes to a rank that has joined
+    const auto row_bytes = static_cast<size_t>(RowBytes(part->spec()));
+    const TensorView& input = Mine(*part).input;
+    const TensorView& output = part->turn.output;
+    if (input.num_bytes() + output.num_bytes() == 0) continue;
+    views.insert(views.end(), {input, output});
+    for (size_t member = 0; member < part->turn.rows.size(); ++member) {
+      const DeviceTurn::Rows& rows = part->turn.rows[member];
+      transfers.push_back({static_cast<int>(member),
+                           input.bytes() + static_cast<size_t>(rows.send_begin) * row_bytes,
+                           static_cast<size_t>(rows.send_count) * row_bytes,
+                           output.bytes() + static_cast<size_t>(rows.receive_begin) * row_bytes,
+                           static_cast<size_t>(rows.receive_count) * row_bytes});
+    }
+  }
+  if (transfers.empty()) return Status::Ok();
+  return Note(group_->Exchange(transfers, views, timeout_));
+}
+
+Result<TensorView> DeviceLane::Scratch(DType dtype, const Shape& shape) {
+  TensorView view;
+  view.dtype = dtype;
+  view.shape = shape;
+  const Result<std::byte*> buffer = Buffer(view.num_bytes());
+  if (!buffer.ok()) return buffer.status();
+  view.data = buffer.value();
+  view.device = DeviceType::kCuda;
+  view.device_index = group_->device();
+  return view;
 }
 
 // Grows and does not shrink: at most the largest batch.

@@ -4,8 +4,10 @@
 // and the worker never waits for a peer.
 //
 // Of a batch with several tensors those of one type and operation share a buffer: the stream waits
-// for the ready_event of each, copies them together, reduces, copies them back, and records the
-// event that the tickets give. Nothing waits on the host.
+// for the ready_event of each, copies them together, reduces, copies them back. What is sent from
+// member to member (an alltoall, an allgather of which not all bring the same) is one group of
+// sends and receives for all tensors of the batch. At the end the event that the tickets give is
+// recorded. Nothing waits on the host.
 #pragma once
 
 #include <atomic>
@@ -16,6 +18,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -23,6 +26,7 @@
 #include "dad/device.h"
 #include "device/cuda_api.h"
 #include "exchange/exchange.h"
+#include "runtime/device_packer.h"
 #include "runtime/request_state.h"
 #include "transport/device_collectives.h"
 
@@ -30,9 +34,11 @@ namespace dad {
 
 struct DeviceTask {
   struct Part {
-    TensorSpec spec;
+    DeviceTurn turn;
     std::shared_ptr<RequestState> request;  // null: this rank has joined
     int tensor = 0;
+
+    const TensorSpec& spec() const { return turn.spec; }
   };
   uint64_t batch = 0;
   uint64_t turn = 0;         // of its first part
@@ -77,6 +83,11 @@ class DeviceLane {
   Result<DeviceEvent> Run(const DeviceTask& task);
   Status AllReduce(std::span<const DeviceTask::Part* const> parts, bool some_absent);
   Status Broadcast(const DeviceTask::Part& part);
+  Status ReduceScatter(const DeviceTask::Part& part, bool some_absent);
+  Status AllGather(const DeviceTask::Part& part);
+  Status Exchange(std::span<const DeviceTask::Part* const> parts);
+  // A tensor in the buffer below.
+  Result<TensorView> Scratch(DType dtype, const Shape& shape);
   Result<std::byte*> Buffer(size_t num_bytes);
   Status WaitFor(const TensorView& view);
   Status Copy(void* to, const void* from, size_t num_bytes);
@@ -101,6 +112,7 @@ class DeviceLane {
   const CudaApi* cuda_ = nullptr;
   std::unique_ptr<DeviceGroup> group_;
   CudaStream stream_ = nullptr;
+  std::optional<DevicePacker> packer_;
   void* buffer_ = nullptr;  // on the device; the stream's order lets batches share it
   size_t buffer_bytes_ = 0;
   std::unique_ptr<DeviceWork> last_;  // of what is under way

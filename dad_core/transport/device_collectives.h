@@ -63,13 +63,29 @@ class DeviceGroup {
   virtual Work AllGatherV(const TensorView& in, std::span<const size_t> counts,
                           const TensorView& out, Millis timeout) = 0;
   virtual Work Broadcast(const TensorView& inout, int root, Millis timeout) = 0;
-  // `in` is size() blocks, counts in elements; the sum of this member's block goes to out.
+  // `in` is size() blocks, counts in elements; the sum of this member's block goes to out. `scale`
+  // as for AllReduce.
   virtual Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
-                             const TensorView& out, ReduceOp op, Millis timeout) = 0;
+                             const TensorView& out, ReduceOp op, double scale, Millis timeout) = 0;
+  Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts, const TensorView& out,
+                     ReduceOp op, Millis timeout) {
+    return ReduceScatter(in, counts, out, op, 1.0, timeout);
+  }
   // Counts in bytes.
   virtual Work AllToAllV(const TensorView& in, std::span<const size_t> send_counts,
                          const TensorView& out, std::span<const size_t> receive_counts,
                          Millis timeout) = 0;
+  // Bytes to one member and bytes from it; either may be none. What one sends, the other expects.
+  struct Transfer {
+    int peer = 0;  // this member itself: a copy
+    const void* send = nullptr;
+    size_t send_bytes = 0;
+    void* receive = nullptr;
+    size_t receive_bytes = 0;
+  };
+  // All of them at once, those with one peer in the order given, after the ready_event of `views`.
+  virtual Work Exchange(std::span<const Transfer> transfers, std::span<const TensorView> views,
+                        Millis timeout) = 0;
   virtual Work Send(const TensorView& in, int peer, Millis timeout) = 0;
   virtual Work Receive(const TensorView& out, int peer, Millis timeout) = 0;
 

@@ -55,6 +55,13 @@ struct Limits<double> {
 template <typename T>
 using Word = typename Format<T>::Word;
 
+// The quiet NaN that the host's numeric_limits gives.
+template <typename T>
+DAD_HD T NotANumber() {
+  using F = Format<T>;
+  return BitsAs<T>(static_cast<Word<T>>(4 * F::kBias + 3) << (F::kMantissa - 1));
+}
+
 // Bits without the sign: they order like the magnitudes, NaN above infinity.
 template <typename T>
 DAD_HD Word<T> MagnitudeBits(T x) {
@@ -210,6 +217,19 @@ struct Rule {
   double alpha;
   T zeta;
 };
+
+// A τ that is known only on the device.
+template <typename T>
+struct Threshold {
+  float tau;  // as it travels
+  T least;    // what is larger passes
+};
+// Without a τ there has been no gradient, and nothing passes.
+template <typename T>
+DAD_HD Threshold<T> ThresholdOf(float tau) {
+  constexpr auto kInfinity = static_cast<Word<T>>(2 * Format<T>::kBias + 1) << Format<T>::kMantissa;
+  return {tau, tau == 0 ? BitsAs<T>(Word<T>{kInfinity}) : static_cast<T>(tau)};
+}
 
 template <typename T>
 struct Accumulated {

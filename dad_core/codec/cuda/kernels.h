@@ -164,7 +164,7 @@ struct DequantiseInt8Kernel {
     int64_t count;
     int64_t bucket;
     bool add;
-    const int* bad;
+    const int* bad;  // null: they have been checked
     T* x;
   };
   struct Shared {};
@@ -172,7 +172,7 @@ struct DequantiseInt8Kernel {
   static int64_t Blocks(const Args& a) { return DivideUp(a.count, kTile); }
 
   static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    if (*a.bad != 0) return;
+    if (a.bad != nullptr && *a.bad != 0) return;
     const auto* scales = reinterpret_cast<const float*>(a.in);
     const auto* ints = reinterpret_cast<const int8_t*>(a.in) + DivideUp(a.count, a.bucket) * 4;
     for (int k = 0; k < kPerThread; ++k) {
@@ -288,6 +288,7 @@ struct AccumulateKernel {
   struct Args {
     int64_t count;
     Rule<T> rule;
+    const Threshold<T>* threshold;  // null, or in device memory: takes the place of rule.tau
     T scale;
     const T* g;
     const T* s;  // null: the square of c g
@@ -314,14 +315,16 @@ struct AccumulateKernel {
     if (phase == 0) {
       unsigned mask = 0;
       int32_t count = 0;
+      Rule<T> rule = a.rule;
+      if (a.threshold != nullptr) rule.tau = a.threshold->least;
       for (int k = 0; k < kPerThread && begin + k < a.count; ++k) {
         const int64_t i = begin + k;
         const Accumulated<T> sum =
-            AccumulateElement(a.rule, a.g[i], a.scale, a.s != nullptr ? a.s + i : nullptr, a.r[i],
+            AccumulateElement(rule, a.g[i], a.scale, a.s != nullptr ? a.s + i : nullptr, a.r[i],
                               a.v != nullptr ? a.v + i : nullptr);
         if (!sum.finite) *a.not_finite = 1;
         a.new_r[i] = sum.selected ? T(0) : sum.r;
-        if (a.v != nullptr) a.new_v[i] = sum.selected ? T(0) : sum.v * a.rule.zeta;
+        if (a.v != nullptr) a.new_v[i] = sum.selected ? T(0) : sum.v * rule.zeta;
         if (!sum.selected) continue;
         mask |= 1u << k;
         ++count;
@@ -512,7 +515,7 @@ struct EncodeStromKernel {
     Selection<T> selected;
     const int64_t* count;
     int64_t capacity;
-    float tau;
+    const Threshold<T>* threshold;
     bool multiples;
     uint32_t first;
     T* r;
@@ -529,7 +532,7 @@ struct EncodeStromKernel {
       if (j >= *a.count) return;
       const uint32_t i = a.selected.index[j] - a.first;
       const T* v = a.v != nullptr ? a.selected.v + j : nullptr;
-      const StromSent<T> sent = StromElement(a.tau, a.multiples, a.selected.r[j], v);
+      const StromSent<T> sent = StromElement(a.threshold->tau, a.multiples, a.selected.r[j], v);
       a.r[i] = sent.r;
       if (a.v != nullptr) a.v[i] = sent.v;
       a.words[j] = WordOf(a.selected.index[j], sent.code, a.multiples ? 4 : 1);
@@ -571,7 +574,7 @@ struct AddWordsKernel {
     int64_t count;
     int value_bits;
     T values[16];
-    const int* bad;
+    const int* bad;  // null: they have been checked
     T* out;
   };
   struct Shared {};
@@ -579,7 +582,7 @@ struct AddWordsKernel {
   static int64_t Blocks(const Args& a) { return DivideUp(a.count, kTile); }
 
   static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    if (*a.bad != 0) return;
+    if (a.bad != nullptr && *a.bad != 0) return;
     for (int k = 0; k < kPerThread; ++k) {
       const int64_t j = at.block * kTile + int64_t{k} * kThreads + at.thread;
       if (j >= a.count) return;

@@ -208,6 +208,30 @@ struct RiceWriteKernel {
   }
 };
 
+// Words taken apart, for the kernels here.
+struct SplitWordsKernel {
+  struct Args {
+    const uint32_t* words;
+    const int64_t* count;
+    int64_t capacity;
+    int value_bits;
+    uint32_t* index;
+    uint8_t* code;
+  };
+  struct Shared {};
+  static constexpr int kPhases = 1;
+  static int64_t Blocks(const Args& a) { return DivideUp(a.capacity, kTile); }
+
+  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
+    for (int k = 0; k < kPerThread; ++k) {
+      const int64_t j = at.block * kTile + int64_t{k} * kThreads + at.thread;
+      if (j >= *a.count) return;
+      a.index[j] = IndexOf(a.words[j], a.value_bits);
+      a.code[j] = static_cast<uint8_t>(CodeOf(a.words[j], a.value_bits));
+    }
+  }
+};
+
 // Codes of four or of one bit, side by side, the first in the lowest bits; a thread per word of
 // `out`. Unused bits are 0.
 struct PackCodesKernel {

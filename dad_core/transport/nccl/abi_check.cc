@@ -55,6 +55,9 @@ static_assert(kCudaSuccess == cudaSuccess && kCudaNotReady == cudaErrorNotReady)
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(kCudaMemcpyDefault == cudaMemcpyDefault);
+static_assert(kCudaMultiprocessors == cudaDevAttrMultiProcessorCount);
+static_assert(kCudaComputeMajor == cudaDevAttrComputeCapabilityMajor);
+static_assert(kCudaComputeMinor == cudaDevAttrComputeCapabilityMinor);
 static_assert(nccl::kScalarHostImmediate == ncclScalarHostImmediate);
 static_assert(nccl::kSuccess == ncclSuccess && nccl::kInProgress == ncclInProgress);
 static_assert(nccl::kUint8 == ncclUint8 && ncclInt8 == 0 && ncclInt32 == 2 && ncclInt64 == 4);

@@ -49,6 +49,7 @@ struct Config {
   X(GroupEnd, ResultCode, ())                                                                   \
   X(RedOpCreatePreMulSum, ResultCode, (RedOp*, void*, DataType, int, Comm))                     \
   X(AllReduce, ResultCode, (const void*, void*, size_t, DataType, RedOp, Comm, CudaStream))     \
+  X(AllGather, ResultCode, (const void*, void*, size_t, DataType, Comm, CudaStream))            \
   X(Broadcast, ResultCode, (const void*, void*, size_t, DataType, int, Comm, CudaStream))       \
   X(Reduce, ResultCode, (const void*, void*, size_t, DataType, RedOp, int, Comm, CudaStream))   \
   X(ReduceScatter, ResultCode, (const void*, void*, size_t, DataType, RedOp, Comm, CudaStream)) \

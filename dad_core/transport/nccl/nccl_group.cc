@@ -45,14 +45,6 @@ class NcclWork : public DeviceWork {
   const std::shared_ptr<Communicator::Operation> operation_;
 };
 
-// Pointers into what a group sends to one member and gets from it.
-struct Block {
-  const std::byte* send;
-  size_t send_bytes;
-  std::byte* receive;
-  size_t receive_bytes;
-};
-
 // A factor in the tensor's own type, as NCCL wants it.
 class Scalar {
  public:
@@ -80,9 +72,18 @@ Status Bad(const std::string& what, const std::string& why) {
   return Status::InvalidArgument(what + ": " + why);
 }
 
+// A call on a communicator that does not block may say that it is under way: the next one of a
+// group can follow, and the end of the group is asked about.
+bool Failed(ResultCode code) { return code != kSuccess && code != kInProgress; }
+
 template <typename T>
 T Sum(std::span<const T> counts) {
   return std::accumulate(counts.begin(), counts.end(), T{0});
+}
+
+template <typename T>
+bool AllEqual(std::span<const T> counts) {
+  return std::all_of(counts.begin(), counts.end(), [&](T count) { return count == counts[0]; });
 }
 
 }  // namespace
@@ -108,44 +109,58 @@ Status NcclGroup::CheckPeer(const char* what, int peer) const {
   return Bad(what, "no rank " + std::to_string(peer) + " in a group of " + std::to_string(size()));
 }
 
+// A factor other than 1 has a reduction of its own at NCCL, which belongs to the communicator.
+struct NcclGroup::Reduction {
+  DType dtype;
+  DataType type;
+  RedOp op;
+  double factor;
+};
+
+Result<NcclGroup::Reduction> NcclGroup::ReductionOf(ReduceOp op, DType dtype, double scale) const {
+  const Result<DataType> type = ToNccl(dtype);
+  if (!type.ok()) return type.status();
+  const Result<RedOp> plain = ToNccl(op, dtype);
+  if (!plain.ok()) return plain.status();
+  if (scale == 1.0) return Reduction{dtype, type.value(), plain.value(), 1.0};
+  if (!IsFloating(dtype) || (op != ReduceOp::kSum && op != ReduceOp::kAverage)) {
+    return Bad("a reduction",
+               std::string("NCCL does not scale the ") + Name(op) + " of " + Name(dtype));
+  }
+  return Reduction{dtype, type.value(), plain.value(),
+                   op == ReduceOp::kAverage ? scale / size() : scale};
+}
+
+ResultCode NcclGroup::Find(Reduction& reduction, Comm comm) {
+  if (reduction.factor == 1.0) return kSuccess;
+  auto [scaled, fresh] = scaled_sums_.try_emplace({reduction.dtype, reduction.factor}, RedOp{0});
+  if (fresh) {
+    Scalar factor(reduction.dtype, reduction.factor);
+    const ResultCode code = libraries_->nccl.RedOpCreatePreMulSum(
+        &scaled->second, factor.data(), reduction.type, kScalarHostImmediate, comm);
+    if (code != kSuccess) {
+      scaled_sums_.erase(scaled);
+      return code;
+    }
+  }
+  reduction.op = scaled->second;
+  return kSuccess;
+}
+
 DeviceGroup::Work NcclGroup::AllReduce(const TensorView& in, const TensorView& out, ReduceOp op,
                                        double scale, Millis timeout) {
-  const Result<DataType> type = ToNccl(in.dtype);
-  if (!type.ok()) return type.status();
-  const Result<RedOp> reduction = ToNccl(op, in.dtype);
+  Result<Reduction> reduction = ReductionOf(op, in.dtype, scale);
   if (!reduction.ok()) return reduction.status();
   if (in.dtype != out.dtype || in.num_elements() != out.num_elements()) {
     return Bad("allreduce", "input and output differ");
   }
-  const NcclApi& nccl = libraries_->nccl;
-  const auto count = static_cast<size_t>(in.num_elements());
-  if (scale == 1.0) {
-    return Submit(
-        "ncclAllReduce", std::array{in, out}, false,
-        [&](Comm comm, CudaStream stream) {
-          return nccl.AllReduce(in.data, out.data, count, type.value(), reduction.value(), comm,
-                                stream);
-        },
-        timeout);
-  }
-  if (!IsFloating(in.dtype) || (op != ReduceOp::kSum && op != ReduceOp::kAverage)) {
-    return Bad("allreduce",
-               std::string("NCCL does not scale the ") + Name(op) + " of " + Name(in.dtype));
-  }
-  Scalar factor(in.dtype, op == ReduceOp::kAverage ? scale / size() : scale);
+  Reduction& by = reduction.value();
   return Submit(
       "ncclAllReduce", std::array{in, out}, false,
       [&](Comm comm, CudaStream stream) {
-        auto [scaled, fresh] = scaled_sums_.try_emplace({in.dtype, factor.value()}, RedOp{0});
-        if (fresh) {
-          const ResultCode code = nccl.RedOpCreatePreMulSum(
-              &scaled->second, factor.data(), type.value(), kScalarHostImmediate, comm);
-          if (code != kSuccess) {
-            scaled_sums_.erase(scaled);
-            return code;
-          }
-        }
-        return nccl.AllReduce(in.data, out.data, count, type.value(), scaled->second, comm, stream);
+        if (const ResultCode code = Find(by, comm); code != kSuccess) return code;
+        return libraries_->nccl.AllReduce(in.data, out.data, static_cast<size_t>(in.num_elements()),
+                                          by.type, by.op, comm, stream);
       },
       timeout);
 }
@@ -162,10 +177,9 @@ DeviceGroup::Work NcclGroup::Broadcast(const TensorView& inout, int root, Millis
 }
 
 DeviceGroup::Work NcclGroup::ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
-                                           const TensorView& out, ReduceOp op, Millis timeout) {
-  const Result<DataType> type = ToNccl(in.dtype);
-  if (!type.ok()) return type.status();
-  const Result<RedOp> reduction = ToNccl(op, in.dtype);
+                                           const TensorView& out, ReduceOp op, double scale,
+                                           Millis timeout) {
+  Result<Reduction> reduction = ReductionOf(op, in.dtype, scale);
   if (!reduction.ok()) return reduction.status();
   const bool fits = counts.size() == static_cast<size_t>(size()) &&
                     Sum(counts) == in.num_elements() && in.dtype == out.dtype &&
@@ -173,12 +187,14 @@ DeviceGroup::Work NcclGroup::ReduceScatter(const TensorView& in, std::span<const
   if (!fits) return Bad("reducescatter", "counts do not fit the tensors");
   const auto views = std::array{in, out};
   const NcclApi& nccl = libraries_->nccl;
-  if (std::all_of(counts.begin(), counts.end(), [&](int64_t n) { return n == counts[0]; })) {
+  Reduction& by = reduction.value();
+  if (AllEqual(counts)) {
     return Submit(
         "ncclReduceScatter", views, false,
         [&](Comm comm, CudaStream stream) {
-          return nccl.ReduceScatter(in.data, out.data, static_cast<size_t>(counts[0]), type.value(),
-                                    reduction.value(), comm, stream);
+          if (const ResultCode code = Find(by, comm); code != kSuccess) return code;
+          return nccl.ReduceScatter(in.data, out.data, static_cast<size_t>(counts[0]), by.type,
+                                    by.op, comm, stream);
         },
         timeout);
   }
@@ -186,13 +202,14 @@ DeviceGroup::Work NcclGroup::ReduceScatter(const TensorView& in, std::span<const
   return Submit(
       "ncclReduce of each block", views, true,
       [&](Comm comm, CudaStream stream) {
+        if (const ResultCode code = Find(by, comm); code != kSuccess) return code;
         const std::byte* block = in.bytes();
         for (int root = 0; root < size(); ++root) {
           const auto count = static_cast<size_t>(counts[static_cast<size_t>(root)]);
           if (count == 0) continue;
-          const ResultCode code = nccl.Reduce(block, out.data, count, type.value(),
-                                              reduction.value(), root, comm, stream);
-          if (code != kSuccess) return code;
+          const ResultCode code =
+              nccl.Reduce(block, out.data, count, by.type, by.op, root, comm, stream);
+          if (Failed(code)) return code;
           block += count * SizeOf(in.dtype);
         }
         return kSuccess;
@@ -202,12 +219,22 @@ DeviceGroup::Work NcclGroup::ReduceScatter(const TensorView& in, std::span<const
 
 DeviceGroup::Work NcclGroup::AllGatherV(const TensorView& in, std::span<const size_t> counts,
                                         const TensorView& out, Millis timeout) {
-  if (counts.size() != static_cast<size_t>(size()) ||
+  if (counts.size() != static_cast<size_t>(size()) || Sum(counts) != out.num_bytes() ||
       in.num_bytes() != counts[static_cast<size_t>(rank())]) {
     return Bad("allgather", "counts do not fit the tensors");
   }
+  if (AllEqual(counts)) {
+    return Submit(
+        "ncclAllGather", std::array{in, out}, false,
+        [&](Comm comm, CudaStream stream) {
+          return libraries_->nccl.AllGather(in.data, out.data, in.num_bytes(), kUint8, comm,
+                                            stream);
+        },
+        timeout);
+  }
   const std::vector<size_t> to_each(counts.size(), in.num_bytes());
-  return Exchange("ncclSend, ncclRecv of an allgather", in, to_each, true, out, counts, timeout);
+  return ExchangeBlocks("ncclSend, ncclRecv of an allgather", in, to_each, true, out, counts,
+                        timeout);
 }
 
 DeviceGroup::Work NcclGroup::AllToAllV(const TensorView& in, std::span<const size_t> send_counts,
@@ -215,55 +242,68 @@ DeviceGroup::Work NcclGroup::AllToAllV(const TensorView& in, std::span<const siz
                                        std::span<const size_t> receive_counts, Millis timeout) {
   const auto members = static_cast<size_t>(size());
   if (send_counts.size() != members || receive_counts.size() != members ||
-      Sum(send_counts) != in.num_bytes()) {
+      Sum(send_counts) != in.num_bytes() || Sum(receive_counts) != out.num_bytes()) {
     return Bad("alltoall", "counts do not fit the tensors");
   }
-  return Exchange("ncclSend, ncclRecv of an alltoall", in, send_counts, false, out, receive_counts,
-                  timeout);
+  return ExchangeBlocks("ncclSend, ncclRecv of an alltoall", in, send_counts, false, out,
+                        receive_counts, timeout);
 }
 
-DeviceGroup::Work NcclGroup::Exchange(std::string what, const TensorView& in,
-                                      std::span<const size_t> send_counts, bool same_to_all,
-                                      const TensorView& out, std::span<const size_t> receive_counts,
-                                      Millis timeout) {
-  const auto self = static_cast<size_t>(rank());
-  if (Sum(receive_counts) != out.num_bytes() || send_counts[self] != receive_counts[self]) {
-    return Bad(what, "counts do not fit the tensors");
-  }
-  std::vector<Block> blocks;
+DeviceGroup::Work NcclGroup::ExchangeBlocks(std::string what, const TensorView& in,
+                                            std::span<const size_t> send_counts, bool same_to_all,
+                                            const TensorView& out,
+                                            std::span<const size_t> receive_counts,
+                                            Millis timeout) {
+  std::vector<Transfer> transfers;
   const std::byte* send = in.bytes();
   std::byte* receive = out.bytes();
   for (size_t member = 0; member < send_counts.size(); ++member) {
-    blocks.push_back({send, send_counts[member], receive, receive_counts[member]});
+    transfers.push_back(
+        {static_cast<int>(member), send, send_counts[member], receive, receive_counts[member]});
     if (!same_to_all) send += send_counts[member];
     receive += receive_counts[member];
   }
+  return ExchangeAs(std::move(what), transfers, std::array{in, out}, timeout);
+}
+
+DeviceGroup::Work NcclGroup::Exchange(std::span<const Transfer> transfers,
+                                      std::span<const TensorView> views, Millis timeout) {
+  return ExchangeAs("ncclSend, ncclRecv", transfers, views, timeout);
+}
+
+DeviceGroup::Work NcclGroup::ExchangeAs(std::string what, std::span<const Transfer> transfers,
+                                        std::span<const TensorView> views, Millis timeout) {
+  for (const Transfer& transfer : transfers) {
+    DAD_RETURN_IF_ERROR(CheckPeer("exchange", transfer.peer));
+    if (transfer.peer == rank() && transfer.send_bytes != transfer.receive_bytes) {
+      return Bad(what, "counts do not fit the tensors");
+    }
+  }
   const auto enqueue = [&](Comm comm, CudaStream stream) {
     const NcclApi& nccl = libraries_->nccl;
-    for (size_t member = 0; member < blocks.size(); ++member) {
-      const Block& block = blocks[member];
-      if (member == self) {
-        if (block.receive_bytes == 0 || block.receive == block.send) continue;
+    for (const Transfer& each : transfers) {
+      if (each.peer == rank()) {
+        if (each.receive_bytes == 0 || each.receive == each.send) continue;
         const CudaError error = libraries_->cuda.MemcpyAsync(
-            block.receive, block.send, block.receive_bytes, kCudaMemcpyDefault, stream);
+            each.receive, each.send, each.receive_bytes, kCudaMemcpyDefault, stream);
         if (error != kCudaSuccess) return ResultCode{1};  // ncclUnhandledCudaError
         continue;
       }
       // Both sides know when there is nothing to send.
-      const int peer = static_cast<int>(member);
-      if (block.send_bytes != 0) {
-        const ResultCode code = nccl.Send(block.send, block.send_bytes, kUint8, peer, comm, stream);
-        if (code != kSuccess) return code;
-      }
-      if (block.receive_bytes != 0) {
+      if (each.send_bytes != 0) {
         const ResultCode code =
-            nccl.Recv(block.receive, block.receive_bytes, kUint8, peer, comm, stream);
-        if (code != kSuccess) return code;
+            nccl.Send(each.send, each.send_bytes, kUint8, each.peer, comm, stream);
+        if (Failed(code)) return code;
+      }
+      if (each.receive_bytes != 0) {
+        const ResultCode code =
+            nccl.Recv(each.receive, each.receive_bytes, kUint8, each.peer, comm, stream);
+        if (Failed(code)) return code;
       }
     }
     return kSuccess;
   };
-  return Submit(std::move(what), std::array{in, out}, true, enqueue, timeout);
+  return Submit(std::move(what), views, true, enqueue, timeout);
 }
 
 DeviceGroup::Work NcclGroup::Send(const TensorView& in, int peer, Millis timeout) {

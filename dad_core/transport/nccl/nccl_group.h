@@ -31,15 +31,18 @@ class NcclGroup : public DeviceGroup {
   void* stream() const override { return communicator_->stream(); }
 
   using DeviceGroup::AllReduce;
+  using DeviceGroup::ReduceScatter;
   Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, double scale,
                  Millis timeout) override;
   Work AllGatherV(const TensorView& in, std::span<const size_t> counts, const TensorView& out,
                   Millis timeout) override;
   Work Broadcast(const TensorView& inout, int root, Millis timeout) override;
   Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts, const TensorView& out,
-                     ReduceOp op, Millis timeout) override;
+                     ReduceOp op, double scale, Millis timeout) override;
   Work AllToAllV(const TensorView& in, std::span<const size_t> send_counts, const TensorView& out,
                  std::span<const size_t> receive_counts, Millis timeout) override;
+  Work Exchange(std::span<const Transfer> transfers, std::span<const TensorView> views,
+                Millis timeout) override;
   Work Send(const TensorView& in, int peer, Millis timeout) override;
   Work Receive(const TensorView& out, int peer, Millis timeout) override;
   Status status() const override { return communicator_->status(); }
@@ -47,12 +50,19 @@ class NcclGroup : public DeviceGroup {
  private:
   Work Submit(std::string what, std::span<const TensorView> views, bool grouped,
               const Communicator::Enqueue& enqueue, Millis timeout);
-  // Bytes to and from each member, one block after the other in `in` and `out`. The block for
-  // this rank itself is copied. With `same_to_all` all of `in` goes to everybody.
-  Work Exchange(std::string what, const TensorView& in, std::span<const size_t> send_counts,
-                bool same_to_all, const TensorView& out, std::span<const size_t> receive_counts,
-                Millis timeout);
+  // Bytes to and from each member, one block after the other in `in` and `out`. With `same_to_all`
+  // all of `in` goes to everybody.
+  Work ExchangeBlocks(std::string what, const TensorView& in, std::span<const size_t> send_counts,
+                      bool same_to_all, const TensorView& out,
+                      std::span<const size_t> receive_counts, Millis timeout);
+  Work ExchangeAs(std::string what, std::span<const Transfer> transfers,
+                  std::span<const TensorView> views, Millis timeout);
   Status CheckPeer(const char* what, int peer) const;
+  // How NCCL reduces contributions that are multiplied by `scale` first. Find completes it, by a
+  // call on the communicator where there is a scale.
+  struct Reduction;
+  Result<Reduction> ReductionOf(ReduceOp op, DType dtype, double scale) const;
+  ResultCode Find(Reduction& reduction, Comm comm);
 
   const std::shared_ptr<const Libraries> libraries_;
   const std::shared_ptr<Communicator> communicator_;

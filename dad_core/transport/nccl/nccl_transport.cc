@@ -38,16 +38,6 @@ std::span<std::byte> WritableBytesOf(T& value) {
 
 }  // namespace
 
-Result<int> ChooseDevice(const CudaApi& cuda, int local_rank) {
-  const Result<int> devices = CountCudaDevices(cuda);
-  if (!devices.ok()) return devices.status();
-  if (local_rank < devices.value()) return local_rank;
-  if (devices.value() == 1) return 0;
-  return Status::Unavailable("local rank " + std::to_string(local_rank) +
-                             " needs a CUDA device of its own, there are " +
-                             std::to_string(devices.value()));
-}
-
 Result<std::unique_ptr<NcclTransport>> NcclTransport::Connect(
     std::shared_ptr<const Libraries> libraries, int device, Transport* control, Millis timeout) {
   const Result<int> devices = CountCudaDevices(libraries->cuda);

@@ -22,10 +22,6 @@
 
 namespace dad::nccl {
 
-// The device of a process: the one of its local rank, or the only one that it sees, since a
-// launcher may show each process its own. kUnavailable says what is missing.
-Result<int> ChooseDevice(const CudaApi& cuda, int local_rank);
-
 class NcclTransport : public Transport, public DeviceCollectives, private MessageSink {
  public:
   // Every rank calls it. On success `control` is taken over.

@@ -55,7 +55,7 @@ DAD_EXPORT dad::Transport* dad_plugin_connect(const dad::PluginArgs* args, char*
     auto libraries = Load();
     if (libraries.ok()) {
       const dad::Result<int> device =
-          dad::nccl::ChooseDevice(libraries.value()->cuda, args->world->local_rank);
+          dad::DeviceOfRank(libraries.value()->cuda, args->world->local_rank);
       if (!device.ok()) {
         dad::WritePluginError(device.status(), error, error_size);
         return nullptr;
@@ -81,9 +81,9 @@ DAD_EXPORT const char* dad_plugin_usable(int local_rank) {
   why.clear();
   try {
     const auto libraries = Load();
-    const dad::Status status =
-        libraries.ok() ? dad::nccl::ChooseDevice(libraries.value()->cuda, local_rank).status()
-                       : libraries.status();
+    const dad::Status status = libraries.ok()
+                                   ? dad::DeviceOfRank(libraries.value()->cuda, local_rank).status()
+                                   : libraries.status();
     why = status.message();
   } catch (const std::exception& failure) {
     why = failure.what();

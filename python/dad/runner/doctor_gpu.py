@@ -1,7 +1,7 @@
-"""`dadrun --doctor --gpu`: what CUDA tensors need, step by step, with the next command.
+"""`dadrun --doctor --gpu`: what CUDA tensors need, step by step, and what a job on the GPUs makes of them.
 
-The steps build on each other: after the first that is missing the rest is not tried. Marks are
-those of the doctor. See docs/gpu.md for what of this has never run on a GPU.
+The steps build on each other: after the first that is missing the rest is not tried, and the next
+command is named. Marks are those of the doctor. See docs/gpu.md for what of this has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -9,41 +9,88 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from dad.runner.check_build import LIB_DIR, plugin_status, rebuild_command
+from dad.runner.check_build import LIB_DIR, framework_status, plugin_status, rebuild_command
 
 _OK, _MISSING, _NOTE = "✓", "✗", "–"
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
 _NCCL = "libnccl.so.2"
 
 
-def examine_gpu() -> int:
-    """Prints the findings; 0 if CUDA tensors could be exchanged as far as this can tell."""
-    for step in (_driver, _runtime, _nccl, _plugin, _kernels):
+@dataclass(frozen=True)
+class _Trial:
+    """A job of doctor_gpu_worker."""
+
+    what: str
+    stage: str
+    variables: dict[str, str] = field(default_factory=dict)
+    seconds: int = 600
+
+
+_NO_NCCL = {"DAD_NCCL_LIBRARY": "/nowhere/libnccl.so.2"}
+_TRIALS = (
+    _Trial("collectives by NCCL", "collectives"),
+    _Trial("collectives by way of the host", "collectives", _NO_NCCL),
+    _Trial("exactness of the methods", "exactness"),
+    # Streams that are not ordered as they should be give other results only when they overlap.
+    _Trial("exactness, one kernel at a time", "exactness", {"CUDA_LAUNCH_BLOCKING": "1"}),
+    _Trial("speed against dense NCCL (torch.distributed)", "speed", seconds=1800),
+)
+
+
+def examine_gpu(num_proc: int | None = None) -> int:
+    """Prints the findings; 0 if all that could be tried works. `num_proc`: a GPU each; None: all GPUs."""
+    for step in (_driver, _runtime, _nccl, _plugin, _kernels, _torch):
         there, text = step()
         print(f"{_OK if there else _MISSING} {text}", flush=True)
         if not there:
             print("stopped at the first thing that is missing; docs/gpu.md has the list")
             return 1
-    print(f"{_NOTE} CUDA tensors are taken, but none of this has run on a GPU: docs/gpu.md has what to try")
-    print("everything that can be looked at is there; next: build/tests/cpp/gpu/dad_gpu_tests")
+    num_proc = num_proc or _num_devices()
+    if num_proc < 2:
+        print(f"{_NOTE} one GPU: a job needs two; on a machine with more: dadrun --doctor --gpu -np 2")
+        print("everything that can be looked at is there; next: build/tests/cpp/gpu/dad_gpu_tests")
+        return 0
+    return _try(num_proc, sys.executable, "cuda")
+
+
+def _try(num_proc: int, python: str, device: str, *more: str) -> int:
+    """The trials on `num_proc` GPUs, until one fails."""
+    for trial in _TRIALS:
+        worker = [python, "-m", "dad.runner.doctor_gpu_worker", trial.stage, "--device", device, *more]
+        command = [python, "-m", "dad.runner.cli", "-np", str(num_proc), *worker]
+        line = shlex.join([*(f"{k}={v}" for k, v in trial.variables.items()), *command])
+        print(f"{_NOTE} {trial.what}, {num_proc} processes: {line}", flush=True)
+        variables = {**os.environ, **trial.variables}
+        try:
+            code = subprocess.run(command, env=variables, timeout=trial.seconds).returncode
+            problem = f"exit code {code}" if code else None
+        except subprocess.TimeoutExpired:
+            problem = f"no end within {trial.seconds} s"
+        if problem:
+            print(f"{_MISSING} {trial.what}: {problem}")
+            print(f"stopped there; next, with more to read: DAD_LOG_LEVEL=debug NCCL_DEBUG=INFO {line}")
+            return 1
+    print("everything works; please report it, with the versions above: docs/gpu.md")
     return 0
 
 
 def _driver() -> tuple[bool, str]:
     try:
-        driver = ctypes.CDLL("libcuda.so.1")
+        ctypes.CDLL("libcuda.so.1")
     except OSError as error:
         return False, f"driver: {error}; install NVIDIA's driver until this works: nvidia-smi"
-    count = ctypes.c_int(0)
-    code = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
-    if code != 0 or count.value == 0:
-        return False, f"driver: no device (error {code}); look at: nvidia-smi, echo $CUDA_VISIBLE_DEVICES"
-    return True, f"driver: {count.value} device{'s' if count.value != 1 else ''}{_names()}"
+    count = _num_devices()
+    if count == 0:
+        return False, "driver: no device; look at: nvidia-smi, echo $CUDA_VISIBLE_DEVICES"
+    return True, f"driver: {count} device{'s' if count != 1 else ''}{_names()}"
 
 
 def _names() -> str:
@@ -86,6 +133,28 @@ def _kernels() -> tuple[bool, str]:
         return False, f"kernels: {error}; {rebuild_command()}"
     version = library.dad_cuda_version()
     return True, f"kernels: compiled by CUDA {version // 1000}.{version % 1000 // 10}"
+
+
+def _torch() -> tuple[bool, str]:
+    """In a process of its own: it loads CUDA."""
+    code = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    if answer.returncode != 0:
+        why = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        return False, f"torch: {why}; pip install torch, then {rebuild_command()}"
+    version, cuda, usable = answer.stdout.split()
+    if usable != "True":
+        why = "is for the CPU" if cuda == "None" else "finds no GPU"
+        return False, f"torch {version} {why}; install one for CUDA (pytorch.org), then {rebuild_command()}"
+    there, why = framework_status("torch")
+    text = f"torch {version} for CUDA {cuda}; dad: {why}"
+    return there, text if there else f"{text}; {rebuild_command()}"
+
+
+def _num_devices() -> int:
+    count = ctypes.c_int(0)
+    driver = ctypes.CDLL("libcuda.so.1")
+    return count.value if not (driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))) else 0
 
 
 def _load(variable: str, names: tuple[str, ...], *patterns: str) -> tuple[ctypes.CDLL | None, str]:

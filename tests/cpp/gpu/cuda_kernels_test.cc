@@ -434,8 +434,9 @@ void CheckStrom(bool multiples, bool variance) {
     Select(mine, rule, T(1), variance, false, 0, lists);
     ASSERT_EQ(lists.total, static_cast<int64_t>(coded.index.size()));
     std::vector<uint32_t> words(coded.index.size());
-    Emulate<EncodeStromKernel<T>>({lists.all(variance), &lists.total, count, kTau, multiples, 0,
-                                   mine.r.data(), variance ? mine.v.data() : nullptr,
+    const Threshold<T> threshold = ThresholdOf<T>(kTau);
+    Emulate<EncodeStromKernel<T>>({lists.all(variance), &lists.total, count, &threshold, multiples,
+                                   0, mine.r.data(), variance ? mine.v.data() : nullptr,
                                    words.data()});
     ExpectSameBits(mine.r, wanted.r);
     ExpectSameBits(mine.v, wanted.v);

@@ -34,7 +34,7 @@ TEST_F(CudaLibraryTest, EveryKernelHasItsEntryPoint) {
   for (const char* name : {"copy_f32_f32", "copy_f32_f16", "copy_f32_bf16", "copy_f16_f32",
                            "copy_f16_f16", "copy_bf16_f32", "copy_bf16_bf16", "copy_f64_f64",
                            "check_int8", "offsets", "check_words", "rice_cost", "rice_choose",
-                           "rice_block_bits", "rice_offsets", "rice_write", "pack_codes"}) {
+                           "rice_block_bits", "rice_offsets", "rice_write", "pack_codes", "pack"}) {
     EXPECT_NE(Find(name), nullptr) << name;
   }
   for (const char* name : {"quantise_int8_", "dequantise_int8_", "quantise_int4_",

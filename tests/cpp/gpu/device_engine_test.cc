@@ -15,34 +15,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-class DeviceEngineTest : public testing::TestWithParam<Wire> {
- protected:
-  void SetUp() override { fake_gpu::Reset(); }
-  void TearDown() override {
-    ReleasePassed();
-    EXPECT_EQ(fake_gpu::LiveComms(), 0);
-    EXPECT_EQ(fake_gpu::LiveStreams(), 0);
-    EXPECT_EQ(fake_gpu::LiveEvents(), 0);
-    EXPECT_EQ(fake_gpu::LiveBlocks(), 0);
-    fake_gpu::Reset();
-  }
-};
+class DeviceEngineTest : public DeviceTest {};
 class NcclEngineTest : public DeviceEngineTest {};
 class StagedEngineTest : public DeviceEngineTest {};
 
-std::string WireName(const testing::TestParamInfo<Wire>& info) {
-  return info.param == Wire::kNccl ? "Nccl" : "Staged";
-}
 INSTANTIATE_TEST_SUITE_P(Wires, DeviceEngineTest, testing::Values(Wire::kNccl, Wire::kStaged),
                          WireName);
 INSTANTIATE_TEST_SUITE_P(Wires, NcclEngineTest, testing::Values(Wire::kNccl), WireName);
 INSTANTIATE_TEST_SUITE_P(Wires, StagedEngineTest, testing::Values(Wire::kStaged), WireName);
-
-std::vector<fake_gpu::Record> Calls(int device, const std::string& name) {
-  std::vector<fake_gpu::Record> log = fake_gpu::Log(device);
-  std::erase_if(log, [&](const fake_gpu::Record& record) { return record.call != name; });
-  return log;
-}
 
 TEST_P(DeviceEngineTest, SumsOverRanksStepAfterStep) {
   DeviceJob job(3, GetParam());

@@ -21,12 +21,18 @@
 namespace dad {
 
 enum class Wire { kNccl, kStaged };
+// Where methods are computed: there on the fake's stand-in for libdad_cuda.so and its cuBLAS.
+enum class Methods { kOnHost, kOnDevice };
 
 class DeviceJob {
  public:
-  DeviceJob(int size, Wire wire, Options options = {}, std::vector<std::vector<int>> sets = {})
+  DeviceJob(int size, Wire wire, Options options = {}, std::vector<std::vector<int>> sets = {},
+            Methods methods = Methods::kOnHost)
       : network_(size), engines_(static_cast<size_t>(size)) {
     setenv("DAD_CUDART_LIBRARY", DAD_FAKE_GPU, 1);
+    const bool on_device = methods == Methods::kOnDevice;
+    setenv("DAD_CUDA_LIBRARY", on_device ? DAD_FAKE_KERNELS : "/nowhere/libdad_cuda.so", 1);
+    setenv("DAD_CUBLAS_LIBRARY", DAD_FAKE_GPU, 1);
     Run([&](int rank) {
       World world;
       world.rank = world.local_rank = rank;
@@ -47,7 +53,9 @@ class DeviceJob {
   ~DeviceJob() {
     Run([this](int rank) { engines_[static_cast<size_t>(rank)].reset(); });
     ReleasePassed();
-    unsetenv("DAD_CUDART_LIBRARY");
+    for (const char* name : {"DAD_CUDART_LIBRARY", "DAD_CUDA_LIBRARY", "DAD_CUBLAS_LIBRARY"}) {
+      unsetenv(name);
+    }
   }
 
   int size() const { return static_cast<int>(engines_.size()); }
@@ -64,6 +72,31 @@ class DeviceJob {
   LocalNetwork network_;
   std::vector<std::unique_ptr<Engine>> engines_;
 };
+
+// The calls of one name.
+inline std::vector<fake_gpu::Record> Calls(int device, const std::string& name) {
+  std::vector<fake_gpu::Record> log = fake_gpu::Log(device);
+  std::erase_if(log, [&](const fake_gpu::Record& record) { return record.call != name; });
+  return log;
+}
+
+// Nothing is left behind on the devices.
+class DeviceTest : public testing::TestWithParam<Wire> {
+ protected:
+  void SetUp() override { fake_gpu::Reset(); }
+  void TearDown() override {
+    ReleasePassed();
+    EXPECT_EQ(fake_gpu::LiveComms(), 0);
+    EXPECT_EQ(fake_gpu::LiveStreams(), 0);
+    EXPECT_EQ(fake_gpu::LiveEvents(), 0);
+    EXPECT_EQ(fake_gpu::LiveBlocks(), 0);
+    fake_gpu::Reset();
+  }
+};
+
+inline std::string WireName(const testing::TestParamInfo<Wire>& info) {
+  return info.param == Wire::kNccl ? "Nccl" : "Staged";
+}
 
 // A framework's stream, which makes tensors and uses results.
 class UserStream {
@@ -124,11 +157,13 @@ struct DeviceValues {
     request.root_rank = root;
     return request;
   }
-  Request AllGather(const std::string& name) {
-    Request request = AllReduce(name);
-    request.kind = OpKind::kAllGather;
+  // Of kinds whose output is asked for when its shape is known; it goes to `gathered`.
+  Request Rows(const std::string& name, OpKind kind, ReduceOp op = ReduceOp::kSum) {
+    Request request = AllReduce(name, op);
+    request.kind = kind;
     request.tensors[0].output = {};
     request.allocate = [this](int, DType dtype, const Shape& shape) -> Result<TensorView> {
+      if (no_memory) return Status::Unavailable("no memory left on the device");
       gathered.resize(static_cast<size_t>(NumElements(shape)));
       TensorView view = View();
       view.data = gathered.data();
@@ -139,8 +174,19 @@ struct DeviceValues {
     return request;
   }
 
+  Request AllGather(const std::string& name) { return Rows(name, OpKind::kAllGather); }
+  Request AllToAll(const std::string& name, std::vector<int64_t> splits = {}) {
+    Request request = Rows(name, OpKind::kAllToAll);
+    request.tensors[0].splits = std::move(splits);
+    return request;
+  }
+  Request ReduceScatter(const std::string& name, ReduceOp op = ReduceOp::kSum) {
+    return Rows(name, OpKind::kReduceScatter, op);
+  }
+
   const UserStream& stream;
   DeviceEvent ready;
+  bool no_memory = false;
   std::vector<float> data;
   std::vector<float> gathered;
 };

@@ -91,6 +91,7 @@ struct State {
   int lag = 0;
   uint64_t next_id = 1;
   std::map<int, int> async_errors;
+  std::map<int, int> multiprocessors;
   std::vector<Record> log;
   std::set<CudaStream> streams;
   std::set<CudaStream> draining;  // destroyed with work on them, which is still done
@@ -183,7 +184,13 @@ void Execute(const std::map<int, PiecePtr>& all) {
     }
     const size_t bytes = one.count * SizeOfType(one.type);
     std::vector<char> result(bytes);
-    if (one.call == "ncclBroadcast") {
+    if (one.call == "ncclAllGather") {
+      result.clear();
+      for (const auto& [from, gathered] : all) {
+        const char* begin = static_cast<const char*>(gathered->in);
+        if (bytes > 0) result.insert(result.end(), begin, begin + bytes);
+      }
+    } else if (one.call == "ncclBroadcast") {
       if (bytes > 0) std::memcpy(result.data(), all.at(one.peer)->in, bytes);
     } else if (one.call == "ncclReduceScatter") {
       Reduce(all, static_cast<size_t>(rank) * one.count, one.count, one.type, one.op,
@@ -348,6 +355,7 @@ __attribute__((visibility("default"))) void Reset() {
   fake.version = 23203;
   fake.lag = 0;
   fake.async_errors.clear();
+  fake.multiprocessors.clear();
   fake.log.clear();
   fake.meetings.clear();
   fake.scaled_sums.clear();
@@ -389,6 +397,22 @@ __attribute__((visibility("default"))) void SetAsyncError(int device, int code) 
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Fake().async_errors[device] = code;
 }
+__attribute__((visibility("default"))) void SetMultiprocessors(int device, int count) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Fake().multiprocessors[device] = count;
+}
+__attribute__((visibility("default"))) int Enqueue(const char* call, void* stream,
+                                                   std::function<void()> work) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Note(call, stream);
+  if (Fake().streams.count(static_cast<CudaStream>(stream)) == 0) return kInvalid;
+  static_cast<CudaStream>(stream)->entries.push_back([work = std::move(work)] {
+    work();
+    return true;
+  });
+  Run();
+  return kCudaSuccess;
+}
 __attribute__((visibility("default"))) void Hold(const void* stream) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   static_cast<CudaStream>(const_cast<void*>(stream))->held = true;
@@ -429,6 +453,16 @@ FAKE CudaError cudaGetDevice(int* device) {
 }
 FAKE CudaError cudaSetDevice(int device) {
   current_device = device;
+  return kCudaSuccess;
+}
+FAKE CudaError cudaDeviceGetAttribute(int* value, int attribute, int device) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  if (attribute == dad::kCudaMultiprocessors) {
+    const auto set = Fake().multiprocessors.find(device);
+    *value = set == Fake().multiprocessors.end() ? 132 : set->second;
+  } else {
+    *value = attribute == dad::kCudaComputeMajor ? 9 : 0;
+  }
   return kCudaSuccess;
 }
 FAKE CudaError cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
@@ -549,6 +583,10 @@ FAKE int cublasCreate_v2(dad::CublasHandle* handle) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("cublasCreate");
   Fake().handles.insert(*handle = new dad::cublasContext);
+  return 0;
+}
+FAKE int cublasGetProperty(int which, int* value) {
+  *value = which == 0 ? 13 : 0;
   return 0;
 }
 FAKE int cublasDestroy_v2(dad::CublasHandle handle) {
@@ -716,6 +754,10 @@ FAKE ResultCode ncclRedOpCreatePreMulSum(int* op, void* scalar, int type, int re
 FAKE ResultCode ncclAllReduce(const void* in, void* out, size_t count, int type, int op, Comm comm,
                               CudaStream stream) {
   return Enqueue("ncclAllReduce", in, out, count, type, op, -1, comm, stream);
+}
+FAKE ResultCode ncclAllGather(const void* in, void* out, size_t count, int type, Comm comm,
+                              CudaStream stream) {
+  return Enqueue("ncclAllGather", in, out, count, type, -1, -1, comm, stream);
 }
 FAKE ResultCode ncclBroadcast(const void* in, void* out, size_t count, int type, int root,
                               Comm comm, CudaStream stream) {

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -39,12 +40,16 @@ int LiveHandles();  // of cuBLAS
 
 void SetDriver(bool there);
 void SetDeviceCount(int count);
+void SetMultiprocessors(int device, int count);  // 132, unless told
 void SetNcclVersion(int version);
 
 // Nothing put on the stream from now on is done until Release.
 void Hold(const void* stream);
 void Release(const void* stream);
 bool Reached(const void* event);  // as cudaEventQuery, without a record
+
+// For what else the tests put on streams, under the name `call`: kernels.
+int Enqueue(const char* call, void* stream, std::function<void()> work);
 
 // Every call on a communicator is "in progress" for so many questions, and only then done.
 void SetLag(int questions);

@@ -61,6 +61,9 @@ TEST_P(HierarchyTest, SumsAverageAndScaleOverAllRanks) {
       ASSERT_TRUE(status.ok()) << status.ToString();
       const Status scaled = mean->Wait(nccl::kLong);
       ASSERT_TRUE(scaled.ok()) << scaled.ToString() << " in step " << step;
+      std::vector<float> c{static_cast<float>(rank)};
+      EXPECT_TRUE(made.value()->Submit(OnHost(c, "c", ReduceOp::kMax))->Wait(nccl::kLong).ok());
+      EXPECT_EQ(c[0], static_cast<float>(size() - 1));
       EXPECT_FLOAT_EQ(a[0], size() * (size() + 1) / 2.0f);
       EXPECT_FLOAT_EQ(a[1], 2.0f * size());
       EXPECT_FLOAT_EQ(b[0], 2.0f * (size() - 1));

@@ -42,10 +42,10 @@ TEST_F(NcclTest, AnExchangeIsOneGroupBetweenTheReadyEventsAndItsOwn) {
     libraries->cuda.SetDevice(group.rank());
     Framework framework(libraries->cuda);
     libraries->cuda.EventRecord(framework.event, framework.stream);
-    auto in = Bytes({1, 2}, group.rank());
-    auto out = Bytes(std::vector<uint8_t>(6), group.rank());
+    const std::vector<size_t> counts{2, 3, 2};  // not equal: else it would be an ncclAllGather
+    auto in = Bytes(std::vector<uint8_t>(counts[static_cast<size_t>(group.rank())]), group.rank());
+    auto out = Bytes(std::vector<uint8_t>(7), group.rank());
     in.view.ready_event = framework.event;
-    const std::vector<size_t> counts{2, 2, 2};
     const size_t before = fake_gpu::Log(group.rank()).size();
     const DeviceGroup::Work work = group.AllGatherV(in.view, counts, out.view, kLong);
     ASSERT_TRUE(work.ok());
@@ -75,7 +75,8 @@ TEST_F(NcclTest, AnExchangeIsOneGroupBetweenTheReadyEventsAndItsOwn) {
     for (const Record& record : log) {
       if (record.call != "ncclSend" && record.call != "ncclRecv") continue;
       EXPECT_TRUE(record.group);
-      EXPECT_EQ(record.count, 2u);
+      const int whose = record.call == "ncclSend" ? group.rank() : record.peer;
+      EXPECT_EQ(record.count, counts[static_cast<size_t>(whose)]);
       EXPECT_EQ(record.type, kUint8);
     }
     EXPECT_TRUE(work.value()->Wait(kLong).ok());

@@ -1,0 +1,65 @@
+// The kernels of libdad_cuda.so by name: X(name, kernel). launch.cu makes an entry of each, the
+// core finds them by it (exchange/device/bench.h), and the tests put their emulation in their
+// place.
+#pragma once
+
+#include "codec/cuda/feedback_kernels.h"
+#include "codec/cuda/kernels.h"
+#include "codec/cuda/layer_kernels.h"
+#include "codec/cuda/pack_kernel.h"
+#include "codec/cuda/result_kernels.h"
+#include "codec/cuda/rice_kernels.h"
+#include "codec/cuda/small_kernels.h"
+#include "codec/cuda/tau_kernels.h"
+
+// Of one type, which the name ends with.
+#define DAD_CUDA_KERNELS_OF(X, type, T)              \
+  X(quantise_int8_##type, QuantiseInt8Kernel<T>)     \
+  X(dequantise_int8_##type, DequantiseInt8Kernel<T>) \
+  X(quantise_int4_##type, QuantiseInt4Kernel<T>)     \
+  X(dequantise_int4_##type, DequantiseInt4Kernel<T>) \
+  X(accumulate_##type, AccumulateKernel<T>)          \
+  X(gather_##type, GatherKernel<T>)                  \
+  X(top_##type, TopKernel<T>)                        \
+  X(encode_vgc_##type, EncodeVgcKernel<T>)           \
+  X(encode_strom_##type, EncodeStromKernel<T>)       \
+  X(add_words_##type, AddWordsKernel<T>)             \
+  X(sum_squares_##type, SumSquaresKernel<T>)         \
+  X(tau_##type, TauKernel<T>)                        \
+  X(add_kept_##type, AddKeptKernel<T>)               \
+  X(square_##type, SquareKernel<T>)                  \
+  X(left_##type, LeftKernel<T>)                      \
+  X(orthonormalise_##type, OrthonormaliseKernel<T>)  \
+  X(small_svd_##type, SmallSvdKernel<T>)
+
+#define DAD_CUDA_KERNELS(X)                         \
+  X(copy_f32_f32, CopyKernel<float, float>)         \
+  X(copy_f32_f16, CopyKernel<float, Half>)          \
+  X(copy_f32_bf16, CopyKernel<float, BFloat16>)     \
+  X(copy_f16_f32, CopyKernel<Half, float>)          \
+  X(copy_f16_f16, CopyKernel<Half, Half>)           \
+  X(copy_bf16_f32, CopyKernel<BFloat16, float>)     \
+  X(copy_bf16_bf16, CopyKernel<BFloat16, BFloat16>) \
+  X(copy_f64_f64, CopyKernel<double, double>)       \
+  X(widen_f16_f32, WidenKernel<Half>)               \
+  X(widen_bf16_f32, WidenKernel<BFloat16>)          \
+  X(result_f32_f32, ResultKernel<float, float>)     \
+  X(result_f32_f16, ResultKernel<float, Half>)      \
+  X(result_f32_bf16, ResultKernel<float, BFloat16>) \
+  X(result_f64_f64, ResultKernel<double, double>)   \
+  X(result_f64_f32, ResultKernel<double, float>)    \
+  X(add_rows_f32, AddRowsKernel<float>)             \
+  X(transpose_f32, TransposeKernel<float>)          \
+  X(check_int8, CheckInt8Kernel)                    \
+  X(offsets, OffsetsKernel)                         \
+  X(check_words, CheckWordsKernel)                  \
+  X(split_words, SplitWordsKernel)                  \
+  X(rice_cost, RiceCostKernel)                      \
+  X(rice_choose, RiceChooseKernel)                  \
+  X(rice_block_bits, RiceBlockBitsKernel)           \
+  X(rice_offsets, RiceOffsetsKernel)                \
+  X(rice_write, RiceWriteKernel)                    \
+  X(pack_codes, PackCodesKernel)                    \
+  X(pack, PackKernel)                               \
+  DAD_CUDA_KERNELS_OF(X, f32, float)                \
+  DAD_CUDA_KERNELS_OF(X, f64, double)

@@ -1,0 +1,47 @@
+// A stream and device memory for what is put on it. A block that has gone back is given out again
+// at once: whoever takes it comes later on the same stream, so nobody waits and nothing is asked.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "device/cuda_api.h"
+
+namespace dad {
+
+using DeviceBlock = std::shared_ptr<std::byte>;
+
+// Thread-safe: a block may go back from any thread, also when the pool is gone.
+class DevicePool {
+ public:
+  // A new stream of `device`, which is current for the calling thread.
+  static Result<DevicePool> Make(const CudaApi& cuda, int device);
+
+  CudaStream stream() const { return shelf_->stream; }
+
+  // At least `num_bytes`, at a multiple of 256, not initialised; null for none. For use on the
+  // stream only.
+  Result<DeviceBlock> Take(size_t num_bytes);
+
+ private:
+  struct Shelf {
+    Shelf(const CudaApi& api, int index) : cuda(api), device(index) {}
+    ~Shelf();
+    void Give(void* block, size_t size);
+
+    const CudaApi& cuda;
+    const int device;
+    CudaStream stream = nullptr;
+    std::mutex mutex;
+    std::map<size_t, std::vector<void*>> free;  // by size
+    size_t held = 0;
+  };
+  explicit DevicePool(std::shared_ptr<Shelf> shelf) : shelf_(std::move(shelf)) {}
+
+  std::shared_ptr<Shelf> shelf_;
+};
+
+}  // namespace dad
