@@ -109,8 +109,9 @@ void FoldBias(const at::Tensor& weight, const at::Tensor& bias);
 // The bias that rides with `weight`; undefined if none does.
 at::Tensor FoldedBias(const at::Tensor& weight);
 
-// The segments since the last call, oldest first; the caller has them alone. Throws if a kept
-// tensor was changed in place since (the gradient cannot be had any more).
+// The segments since the last call, oldest first; the caller has them alone, on the current stream
+// of their device, which is made to wait for them if they were made on another one. Throws if a
+// kept tensor was changed in place since (the gradient cannot be had any more).
 std::vector<Segment> TakeSegments(const at::Tensor& param);
 // How many segments TakeSegments would return.
 size_t CountSegments(const at::Tensor& param);

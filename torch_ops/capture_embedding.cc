@@ -5,10 +5,10 @@
 #include <ATen/ops/_embedding_bag_backward.h>
 #include <ATen/ops/_embedding_bag_ops.h>
 #include <ATen/ops/arange.h>
-#include <ATen/ops/bincount.h>
 #include <ATen/ops/embedding_backward.h>
 #include <ATen/ops/embedding_ops.h>
 #include <ATen/ops/searchsorted.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/library.h>
 
@@ -176,8 +176,9 @@ class CapturedBag final : public CapturedNode {
     at::Tensor x = grad.index_select(0, bags);
     if (options_.mode == kMean) {
       // torch divides by the number of indices in the bag that are not padding.
-      const at::Tensor counted = bags.masked_select(indices.ne(options_.padding_idx));
-      const at::Tensor counts = at::bincount(counted, {}, samples).clamp_min(1);
+      const at::Tensor counted = indices.ne(options_.padding_idx).to(at::kLong);
+      const at::Tensor counts =
+          at::zeros({samples}, bags.options()).index_add_(0, bags, counted).clamp_min_(1);
       x = x.div(counts.index_select(0, bags).to(x.scalar_type()).unsqueeze(1));
     }
     if (sample_weights.defined()) x = x.mul(sample_weights.unsqueeze(1));
@@ -188,7 +189,8 @@ class CapturedBag final : public CapturedNode {
 
   static bool EqualBags(const at::Tensor& starts, int64_t indices) {
     const int64_t bags = starts.size(0);
-    if (bags == 0 || indices % bags != 0) return false;
+    // On a device the host would have to wait for the answer.
+    if (bags == 0 || indices % bags != 0 || !starts.device().is_cpu()) return false;
     return starts.equal(at::arange(bags, starts.options()).mul(indices / bags));
   }
 

@@ -111,6 +111,7 @@ Batch CurrentBatch(int64_t leading, bool in_backward) {
 Place Keep(Entry& entry, Segment segment, uint64_t op_number) {
   KeptSegment kept;
   kept.versions = VersionsOf(segment);
+  kept.made = MadeOnCurrentStream((segment.d.defined() ? segment.d : segment.x).device());
   kept.segment = std::move(segment);
   Registry& registry = TheRegistry();
   registry.batch_is_over = true;
@@ -238,7 +239,9 @@ std::vector<Segment> TakeSegments(const at::Tensor& param) {
     TORCH_CHECK(VersionsOf(item.segment) == item.versions,
                 "an input or a gradient of a captured layer was changed in place between "
                 "backward() and step(); its rows were needed to form the gradient");
-    segments.push_back(std::move(item.segment));
+    Segment& segment = item.segment;
+    if (item.made) UseOnCurrentStream(*item.made, {segment.a, segment.d, segment.index, segment.x});
+    segments.push_back(std::move(segment));
   }
   return by_sample ? MergeUses(std::move(segments)) : segments;
 }

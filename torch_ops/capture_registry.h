@@ -9,17 +9,22 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "capture.h"
+#include "device_stream.h"
 
 namespace dad_torch {
 
-// A segment, and the versions of a, d and x when it was kept.
+// A segment, the versions of a, d and x when it was kept, and, of tensors on a device, where they
+// were made: autograd runs an op's backward on the stream of its forward, while whoever takes the
+// segments may be on another one, and no gradient goes there for which autograd would order them.
 struct KeptSegment {
   Segment segment;
   std::array<int64_t, 3> versions;
+  std::optional<MadeOn> made;
 };
 
 // A tracked parameter. Autograd nodes hold it; after UntrackParameter its mode is kOff for good.

@@ -197,7 +197,8 @@ Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t paddin
   segment.kind = SegmentKind::kIndexed;
   segment.index = index.detach();
   segment.x = x;
-  if (padding_idx >= 0 && all_rows) {
+  // How many rows are left would have to be read from a device; zeros are sent instead.
+  if (padding_idx >= 0 && (all_rows || !index.device().is_cpu())) {
     segment.x = x.masked_fill(segment.index.eq(padding_idx).unsqueeze(1), 0);
   } else if (padding_idx >= 0) {
     const at::Tensor kept = segment.index.ne(padding_idx).nonzero().squeeze(1);

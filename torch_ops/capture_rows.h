@@ -30,7 +30,8 @@ at::Tensor Patches(const at::Tensor& x, c10::IntArrayRef kernel, c10::IntArrayRe
 at::Tensor Deltas(const at::Tensor& grad, int64_t groups);
 
 // Row index[i] gets x[i]; rows with the padding index (negative: none) get nothing: they are left
-// out or, with `all_rows`, zero. x may share memory with what was given, the index does not.
+// out or, with `all_rows` and on a device, zero. x may share memory with what was given, the index
+// does not.
 Segment IndexedRows(const at::Tensor& index, const at::Tensor& x, int64_t padding_idx,
                     bool all_rows = false);
 

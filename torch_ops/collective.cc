@@ -99,11 +99,18 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
   outputs.reserve(collective.inputs.size());
   for (at::Tensor& input : collective.inputs) {
     auto dense = Dense(input);
-    if (!dense.ok()) return dense.status();
+    if (!dense.ok()) {
+      const Status& why = dense.status();
+      if (why.code() != dad::StatusCode::kInvalidArgument || collective.name.empty()) return why;
+      return Status::InvalidArgument('"' + collective.name + "\": " + why.message());
+    }
     dad::Contribution contribution;
     contribution.input = ViewOf(dense.value());
     contribution.splits = collective.splits;
     contribution.scale = collective.scale;
+    if (const size_t i = request.tensors.size(); i < collective.uncompressed_bytes.size()) {
+      contribution.uncompressed_bytes = collective.uncompressed_bytes[i];
+    }
     pending->device_ = dense.value().device();
     if (!like_input) {
       outputs.emplace_back();
@@ -111,6 +118,8 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
       outputs.push_back(NewOutput(CurrentStream(pending->device_), contribution.input.dtype,
                                   contribution.input.shape));
       contribution.output = ViewOf(outputs.back());
+      // Ctrl-C ends a wait, but not the request: it still writes its result.
+      alive->push_back(outputs.back());
     } else {
       const bool staged = dense.value().data_ptr() != input.data_ptr();
       if (staged) pending->copy_back_.emplace_back(input, outputs.size());

@@ -31,6 +31,8 @@ struct Collective {
   uint32_t stream = 0;
   std::string method = "none";
   double scale = 1.0;  // methods other than "none": this rank's weight
+  // Of each tensor, before it was compressed; empty: none was.
+  std::vector<int64_t> uncompressed_bytes;
 };
 
 // A collective under way. Used by one thread at a time.

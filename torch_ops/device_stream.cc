@@ -58,6 +58,23 @@ void WaitOnCurrentStream(const c10::Device& device, const dad::DeviceEvent& even
   impl.block(event.get(), impl.getStream(device));
 }
 
+std::optional<MadeOn> MadeOnCurrentStream(const c10::Device& device) {
+  const std::optional<c10::Stream> stream = CurrentStream(device);
+  if (!stream.has_value()) return std::nullopt;
+  return MadeOn{*stream, ReadyEvent(device)};
+}
+
+void UseOnCurrentStream(const MadeOn& made, at::ArrayRef<at::Tensor> tensors) {
+  const c10::Device device = made.stream.device();
+  const VirtualGuardImpl impl(device.type());
+  const c10::Stream current = impl.getStream(device);
+  if (current == made.stream) return;
+  WaitOnCurrentStream(device, made.event);
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.defined()) impl.recordDataPtrOnStream(tensor.storage().data_ptr(), current);
+  }
+}
+
 at::Tensor AllocateOn(const c10::Stream& stream, dad::DType dtype, const dad::Shape& shape) {
   const c10::StreamGuard guard(stream);
   return at::empty(shape, at::TensorOptions().dtype(ToScalarType(dtype)).device(stream.device()));

@@ -34,6 +34,18 @@ void SetReady(dad::Request& request);
 // What the current stream is given from now on comes after the event. The host does not wait.
 void WaitOnCurrentStream(const c10::Device& device, const dad::DeviceEvent& event);
 
+// Where tensors of a device were made: their values are there when the event has passed, and their
+// memory belongs to the stream.
+struct MadeOn {
+  c10::Stream stream;
+  dad::DeviceEvent event;
+};
+// By what the current stream was given so far; nothing for the CPU.
+std::optional<MadeOn> MadeOnCurrentStream(const c10::Device& device);
+// For tensors that were kept: what the current stream is given from now on may use them, and their
+// memory is not used again before it has. Undefined ones do not matter. The host does not wait.
+void UseOnCurrentStream(const MadeOn& made, at::ArrayRef<at::Tensor> tensors);
+
 // Uninitialised memory that belongs to `stream`. Safe on the worker thread: needs no GIL.
 at::Tensor AllocateOn(const c10::Stream& stream, dad::DType dtype, const dad::Shape& shape);
 

@@ -19,7 +19,7 @@ namespace {
 int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_place,
                std::string name, int op, int root_rank, double prescale, double postscale,
                int process_set, std::vector<int64_t> splits, uint32_t stream, std::string method,
-               double scale) {
+               double scale, std::vector<int64_t> uncompressed_bytes) {
   Collective collective;
   collective.kind = static_cast<OpKind>(kind);
   collective.inputs = std::move(tensors);
@@ -34,6 +34,7 @@ int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_
   collective.stream = stream;
   collective.method = std::move(method);
   collective.scale = scale;
+  collective.uncompressed_bytes = std::move(uncompressed_bytes);
   auto pending = Pending::Start(std::move(collective));
   ThrowIfError(pending.status());
   return KeepHandle(std::move(pending).value(), grouped);
@@ -124,7 +125,7 @@ PYBIND11_MODULE(_torch, m) {
         py::arg("root_rank") = -1, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
         py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
         py::arg("stream") = 0, py::arg("method") = "none", py::arg("scale") = 1.0,
-        "Starts a collective; its handle.");
+        py::arg("uncompressed_bytes") = std::vector<int64_t>(), "Starts a collective; its handle.");
   m.def(
       "submit_layers", &SubmitLayers, py::kw_only(), py::arg("name"), py::arg("method"),
       py::arg("layers"), py::arg("like"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),

@@ -26,7 +26,9 @@ Result<DType> ToDType(at::ScalarType type) {
     case at::kBool: return DType::kBool;
     default:
       return Status::InvalidArgument(std::string("dtype ") + c10::toString(type) +
-                                     " is not supported; convert the tensor first");
+                                     " is not supported; convert the tensor first, to uint8, int8, "
+                                     "int16, int32, int64, float16, bfloat16, float32, float64 or "
+                                     "bool");
   }
 }
 

@@ -173,7 +173,8 @@ def stop_timeline() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Bytes counted at the socket since init() or reset_stats(), in total and per tensor."""
+    """Bytes counted at the socket since init() or reset_stats(), in total and per tensor; beside them
+    `device_bytes`, what was handed to NCCL, which does not say what it sends (docs/gpu.md)."""
     return _core.stats()
 
 

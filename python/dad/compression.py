@@ -73,13 +73,21 @@ class Method:
         if not integer or value < low or (high is not None and value > high):
             self._fail(option, f"an integer from {low}" + (f" to {high}" if high is not None else " up"))
 
-    def _real(self, option: str, low: float, high: float = float("inf"), optional: bool = False) -> None:
+    def _real(
+        self,
+        option: str,
+        low: float,
+        high: float = float("inf"),
+        optional: bool = False,
+        above: bool = False,  # low itself is not possible
+    ) -> None:
         value = getattr(self, option)
         if optional and value is None:
             return
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not number or not low <= value <= high:
-            self._fail(option, f"a number from {low} to {high}" + (" or None" if optional else ""))
+        if not number or not low <= value <= high or (above and value == low):
+            first = f"above {low}" if above else f"from {low}"
+            self._fail(option, f"a number {first} to {high}" + (" or None" if optional else ""))
 
     def _flag(self, option: str) -> None:
         if not isinstance(getattr(self, option), bool):
@@ -239,9 +247,7 @@ class TopK(Lossy):
 
     def _check(self) -> None:
         super()._check()
-        self._real("ratio", 0.0, 1.0)
-        if self.ratio == 0:
-            self._fail("ratio", "a number above 0 and up to 1")
+        self._real("ratio", 0.0, 1.0, above=True)
         self._flag("error_feedback")
 
 
@@ -325,9 +331,7 @@ def _check_variance(method: Vgc | VgcStrom) -> None:
 
 def _check_threshold(method: Strom | VgcStrom) -> None:
     for option, optional in (("tau", False), ("tau_absolute", True)):
-        method._real(option, 0.0, optional=optional)
-        if getattr(method, option) == 0:
-            method._fail(option, "a number above 0" + (" or None" if optional else ""))
+        method._real(option, 0.0, optional=optional, above=True)
 
 
 class Compression:

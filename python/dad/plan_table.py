@@ -104,7 +104,8 @@ def _planned_row(
     elif choice.kind == "sparse" and measured and "effective" in measured:
         why += f"; {100 * measured['effective']:.3g} % sent in the last step"
     sent = choice.num_bytes
-    if measured and measured["steps"]:
+    # What devices move among themselves is not seen at the socket: the prediction stands.
+    if measured and measured["steps"] and not measured.get("device_bytes"):
         sent = measured["wire_bytes_sent"] / measured["steps"]
     row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
     row["rows"] = choice.rows if choice.capture != "off" else None

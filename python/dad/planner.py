@@ -68,7 +68,10 @@ def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Pl
     covered = {bias for choice in choices for _, bias in choice.own()}
     for bias, weight in riders.items():  # its weight went a way on which nothing rides
         if bias not in covered:
-            choice = _single(by_name[bias], costs, most_rank)
+            layer = by_name[bias]
+            # Also one of several dimensions, as Keras' attention has, is no matrix.
+            vector = replace(layer, out=layer.out * layer.columns, columns=1)
+            choice = _single(vector, costs, most_rank)
             why = f"the bias of {weight}, on its own"
             why += f"; {choice.why}" if choice.kind == "sparse" else ""
             choices.append(replace(choice, why=why, fallback=False))
@@ -266,16 +269,18 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
 
 # Lossy methods
 
-# Tokens give gradients of higher rank than samples do.
 _AUTO_RANK = 4
-_AUTO_RANK_TOKENS = 16
-# Tried in turn until a budget is met.
-_AUTO_RANKS = (16, 8, 4, 2, 1)
+# Tokens give gradients of higher rank than samples do: this part of the smaller side. A transformer 256 wide
+# lost 0.052 nats with rank 16 (benchmarks/accuracy_text.py).
+_AUTO_PART_TOKENS = 8
+# Tried in turn until a budget is met; the first is the most that tokens get.
+_AUTO_RANKS = (32, 16, 8, 4, 2, 1)
 
 
 def _auto_rank_dad(layer: Layer, most_rank: int) -> _methods.RankDad:
     tokens = any(s.samples and s.rows + s.indexed_rows > s.samples for s in layer.seen)
-    rank = min(_AUTO_RANK_TOKENS if tokens else _AUTO_RANK, most_rank)
+    by_side = min(layer.out, layer.columns) // _AUTO_PART_TOKENS if tokens else 0
+    rank = min(max(by_side, _AUTO_RANK), most_rank)
     return _methods.RankDad(rank=rank, combine="owner", wire="int4")
 
 

@@ -57,13 +57,12 @@ class StateKeeper:
             self._choices[name] = choice
 
     def _hand_back(self, name: str, choice: Choice, by_name: dict[str, Holder], place: Place) -> None:
-        tensors = self._export(name)
-        if not tensors:
-            return
-        shapes = {holder.name: holder.shape for holder in by_name.values()}
-        for tensor, share in shares(tensors, choice, shapes, place).items():
-            holder = by_name[tensor]
-            holder.kept = share if holder.kept is None else holder.kept + share
+        if tensors := self._export(name):
+            shapes = {holder.name: holder.shape for holder in by_name.values()}
+            for tensor, share in shares(tensors, choice, shapes, place).items():
+                holder = by_name[tensor]
+                holder.kept = share if holder.kept is None else holder.kept + share
+        # Also one that has nothing to tell: it is of a shape that the new choice may not have.
         self._import(name, {})
 
     def _take_over(self, name: str, choice: Choice, holders: Sequence[Holder], place: Place) -> None:

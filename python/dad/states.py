@@ -41,8 +41,9 @@ class Place:
 
 
 def keeps(choice: Choice) -> bool:
-    """Whether something is kept between steps. qsgd: the number of the step, by which it rounds."""
-    return keeps_gradients(choice) or choice.kind == "qsgd"
+    """Whether the core keeps something between steps: gradients, a warm start, the number of the step by
+    which qsgd rounds."""
+    return choice.kind in ("low_rank", "int8", "sparse", "qsgd")
 
 
 def keeps_gradients(choice: Choice) -> bool:
@@ -62,7 +63,7 @@ def shares(tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Pl
     """v_w of the tensors of a request, from its state."""
     (weight, bias), *_ = choice.own()
     shape = shapes[weight]
-    if choice.kind == "qsgd":
+    if not keeps_gradients(choice):
         return {}
     if choice.kind == "int8":
         return {weight: _int8_share(tensors, choice, shape, place)}

@@ -60,6 +60,11 @@ def test_a_bias_goes_alone_if_it_is_used_elsewhere_or_has_another_method():
     method = C.rank_dad(2, wire="fp32")
     plan = made([layer("w", 4, 4, bias="b", method=method), bias("b", 4, method=method)])
     assert plan["w"].kind == "int8" and plan["b"].why == "the bias of w, on its own"
+    # One of several dimensions has no rows of its own, either.
+    for method, kind in ((C.dad(), "dense"), (C.rank_dad(2, wire="fp32"), "int8")):
+        heads = planner.replace(bias("b", 4, method=method), columns=4)
+        plan = made([layer("w", 4, 4, rows=500, bias="b", method=method), heads])
+        assert plan["b"].kind == kind and plan["b"].num_bytes > 0
 
 
 def test_what_no_rank_has_used_costs_nothing_until_it_is():
@@ -136,8 +141,8 @@ def test_a_budget_is_met_where_a_lower_rank_can():
         return sum(choice.num_bytes for choice in plan.choices), plan.choices[0].option("rank")
 
     free, rank = spent(None)
-    assert rank == "16"
-    assert spent(int(free) + 1) == (free, "16")
+    assert rank == "32"
+    assert spent(int(free) + 1) == (free, "32")
     assert spent(int(free / 2) + 1)[0] <= free / 2 + 1
     assert spent(1)[1] == "1"  # it cannot be met: as little as there is
 

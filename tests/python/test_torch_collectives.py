@@ -1,5 +1,8 @@
 """Every collective of dad.torch, on several ranks."""
 
+import signal
+import threading
+
 import pytest
 
 from util import check_names, hvd, launched_once
@@ -302,7 +305,8 @@ def check_errors_in_backward_keep_their_type():
 def check_local_misuse_is_a_value_error_before_anything_is_sent():
     x = torch.ones(2)
     raises(ValueError, lambda: hvd().allreduce(x, average=True, op=hvd().Sum), "op")
-    raises(ValueError, lambda: hvd().allreduce(torch.ones(2, dtype=torch.complex64)), "dtype")
+    complex = torch.ones(2, dtype=torch.complex64)
+    raises(ValueError, lambda: hvd().allreduce(complex, name="wave"), '"wave"', "ComplexFloat", "float32")
     raises(ValueError, lambda: hvd().allreduce(x, op=17), "op=17")
     raises(ValueError, lambda: hvd().allreduce(x.to_sparse()), "sparse")
     raises(ValueError, lambda: hvd().allreduce(x, process_set=hvd().ProcessSet([0])), "init")
@@ -340,11 +344,36 @@ def check_a_name_twice_in_flight_is_an_error():
         hvd().synchronize(start())
 
 
+def check_collectives_of_different_kinds_may_share_a_name():
+    for _ in range(4):
+        total = hvd().allreduce_async(torch.ones(2), name="shared", op=hvd().Sum)
+        rows = hvd().allgather_async(torch.ones(1), name="shared")
+        sent = hvd().broadcast_async(torch.full((1,), hvd().rank()), 1, name="shared")
+        assert hvd().synchronize(sent).tolist() == [1]
+        assert hvd().synchronize(rows).tolist() == [1.0] * hvd().size()
+        assert hvd().synchronize(total).tolist() == [float(hvd().size())] * 2
+
+
 def check_poll():
     handle = hvd().allreduce_async(torch.ones(4), name="polled")
     while not hvd().poll(handle):
         pass
     assert hvd().synchronize(handle).tolist() == [1.0] * 4
+
+
+def check_a_result_that_nobody_waits_for_any_more_has_memory_to_go_to():
+    """Ctrl-C ends a wait; what was started goes on, and the others count on it."""
+    large = torch.ones(10_000_000)  # memory that is given back to the system when it is freed
+    if hvd().rank() == 0:
+        handle = hvd().allreduce_async(large, name="interrupted")
+        timer = threading.Timer(0.1, signal.raise_signal, [signal.SIGINT])
+        timer.start()
+        raises(KeyboardInterrupt, lambda: hvd().synchronize(handle))
+        hvd().barrier()
+    else:
+        hvd().barrier()
+        assert hvd().allreduce(large, name="interrupted")[-1] == 1.0
+    assert hvd().allreduce(torch.ones(1)).item() == 1.0
 
 
 def check_synchronize_gives_up_after_its_timeout_and_the_handle_lives_on():
@@ -401,6 +430,21 @@ def check_join():
     last = hvd().join()
     assert hvd().allgather(torch.tensor([last])).tolist() == [last] * 3
     assert hvd().allreduce(torch.ones(1), op=hvd().Sum).tolist() == [3.0]
+
+
+def check_join_waits_for_all_ranks_where_a_process_set_is_complete():
+    sets = [hvd().add_process_set([0, 1]), hvd().add_process_set([0])]
+    for _ in range(3):
+        if hvd().rank() == 2:
+            for _ in range(3):
+                assert hvd().allreduce(torch.ones(2), name="alone", op=hvd().Sum).tolist() == [1.0, 1.0]
+        assert hvd().join() == 2
+        for process_set in sets:
+            if process_set.included():
+                total = hvd().allreduce(torch.ones(1), op=hvd().Sum, process_set=process_set)
+                assert total.item() == process_set.size()
+    for process_set in sets:
+        hvd().remove_process_set(process_set)
 
 
 def check_barrier():
@@ -483,6 +527,7 @@ def check_statistics():
         hvd().allreduce(torch.ones(1000), name="counted")
     stats = hvd().stats()
     assert stats["wire_bytes_sent"] > 4000 and stats["steps"] >= 3
+    assert stats["device_bytes"] == stats["tensors"]["counted"]["device_bytes"] == 0  # nothing by NCCL
 
 
 def check_200_calls_cost_little():

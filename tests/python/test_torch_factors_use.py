@@ -600,6 +600,25 @@ def check_grad_scaler_and_autocast_with_exact_methods():
         assert scaler.get_scale() == 2.0**10  # halved and doubled twice
 
 
+def check_what_is_not_a_number_is_not_hidden_by_an_activation():
+    """One value of one rank's batch: the same gradients are NaN on all ranks as without a method."""
+    for method in ("dad", "edad"):
+        for activation in (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.GELU):
+            model = fu.Chain(activation).float()
+            optimizer = distributed(model, method)
+            for step in range(4):
+                optimizer.zero_grad()
+                batch = data(dtype=torch.float32)
+                if step > 1 and hvd().rank() == 1:
+                    batch[0, 0] = float("nan")
+                expected = dense_mean(model, lambda twin, x=batch: twin(x).sum().backward())
+                model(batch).sum().backward()
+                optimizer.synchronize()
+                for name, grad in fu.gradients(model).items():
+                    where = (method, activation, step, name)
+                    assert grad.isnan().equal(expected[name].isnan()), where
+
+
 def check_ranks_that_disagree():
     """An error on both, which names the tensor; then all is well again."""
     one = hvd().rank()

@@ -243,6 +243,31 @@ def check_a_checkpoint_continues_with_the_same_bits():
             second.assert_balanced(resumed, method)
 
 
+def check_a_checkpoint_has_warm_starts_where_nothing_else_is_kept():
+    """More rows than columns: directions are found by iteration, from those of the step before."""
+    method = "rank_dad:rank=2,error_feedback=False,wire=fp32,rest=none"
+
+    def train(model, optimizer, steps):
+        for step in steps:
+            torch.manual_seed(step)
+            optimizer.zero_grad()
+            model(torch.randn(64, 16) + hvd().rank()).square().mean().backward()
+            optimizer.step()
+
+    model = nn.Linear(16, 24)
+    optimizer = distributed(model, method)
+    train(model, optimizer, range(4))
+    saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
+    assert any("warm_start" in key for key in saved["dad"]["states"]["weight"])
+    train(model, optimizer, range(4, 7))
+    other = nn.Linear(16, 24)
+    other.load_state_dict(weights)
+    resumed = distributed(other, method)
+    resumed.load_state_dict(saved)
+    train(other, resumed, range(4, 7))
+    assert torch.equal(model.weight, other.weight) and torch.equal(model.bias, other.bias)
+
+
 def check_a_checkpoint_that_only_the_root_has_read():
     """As in scripts that broadcast what rank 0 has loaded: its plan counts, and its residuals."""
     model = net()

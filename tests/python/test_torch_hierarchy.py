@@ -67,5 +67,11 @@ def check_bad_input_is_an_error_on_all_hosts():
     with pytest.raises(hvd().HorovodInternalError, match="shape"):
         hvd().allreduce(torch.ones(2 if hvd().rank() == 1 else 3), name="shapes")
     assert hvd().allreduce(torch.ones(2), name="shapes", op=hvd().Sum).tolist() == [4.0, 4.0]
+    for other in (hvd().Average, hvd().Max):
+        op = other if hvd().rank() == 1 else hvd().Sum
+        with pytest.raises(hvd().HorovodInternalError, match="ops"):
+            hvd().allreduce(torch.ones(2), name="ops", op=op)
+        with pytest.raises(hvd().HorovodInternalError, match="factors"):
+            hvd().allreduce(torch.ones(2), name="factors", prescale_factor=1.0 + (hvd().rank() == 3))
     with pytest.raises(hvd().HorovodInternalError, match="HOROVOD_HIERARCHICAL_ALLREDUCE"):
         hvd().join()

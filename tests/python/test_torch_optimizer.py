@@ -1,6 +1,8 @@
 """DistributedOptimizer: everything around the mean of gradients."""
 
 import copy
+import logging
+import pickle
 import warnings
 
 import pytest
@@ -115,6 +117,20 @@ def check_sum_and_compression():
         hvd().check_replicas({n: p.grad for n, p in model.named_parameters()})
 
 
+def check_statistics_compare_with_what_was_not_cast():
+    import dad
+
+    dense_bytes = []
+    for compression in ("none", "fp16"):
+        model = net()
+        optimizer = distributed(model, compression=compression)
+        dad.reset_stats()
+        model(data()).sum().backward()
+        optimizer.synchronize()
+        dense_bytes.append(dad.stats()["dense_bytes"])
+    assert dense_bytes[0] == dense_bytes[1] == sum(4 * param.numel() for param in net().parameters())
+
+
 def check_a_users_compressor():
     class Halves:
         @staticmethod
@@ -137,13 +153,23 @@ def check_a_users_compressor():
 def check_the_environment_chooses_where_the_script_does_not():
     import os
 
+    lines = []
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(record.getMessage())
+    logging.getLogger("dad").addHandler(handler)
     os.environ["DAD_COMPRESSION"] = "bf16"
     try:
         assert {row["method"] for row in distributed(net()).plan()} == {"bf16"}
-        explicit = distributed(net(), compression=hvd().Compression.none)
+        assert not lines
+        for _ in range(2):
+            explicit = distributed(net(), compression=hvd().Compression.none)
         assert {row["method"] for row in explicit.plan()} == {"dense"}
     finally:
         del os.environ["DAD_COMPRESSION"]
+        logging.getLogger("dad").removeHandler(handler)
+    # Once, and by one rank: who gave --compression should not think that it was heard.
+    assert len(lines) == (hvd().rank() == 0), lines
+    assert all("bf16" in line and "none" in line for line in lines)
 
 
 def check_plan():
@@ -295,6 +321,23 @@ def check_freezing_thawing_and_adding_parameters():
         model(data() * extra).square().sum().backward()
         optimizer.step()
     hvd().check_replicas({"extra": extra.data, **model.state_dict()})
+
+
+def check_lazy_modules_may_have_no_shape_yet():
+    for method in ("none", "dad"):
+        model = nn.Sequential(nn.LazyLinear(8), nn.Tanh(), nn.Linear(8, 2))
+        optimizer = distributed(model, compression=method)
+        model(data())
+        hvd().broadcast_parameters(model.state_dict(), 0)
+        for _ in range(3):
+            optimizer.zero_grad()
+            expected = mean_gradients(model, model(data()).square().sum())
+            model(data()).square().sum().backward()
+            optimizer.synchronize()
+            assert_gradients(model, expected)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+        hvd().check_replicas(model)
 
 
 def check_several_groups_schedulers_and_optimizers():
@@ -515,6 +558,9 @@ def check_adasum_combines_updates():
     hvd().check_replicas(model)
     with pytest.raises(AssertionError):
         optimizer.skip_synchronize()
+    (row,) = optimizer.plan()
+    assert (row["name"], row["shape"], row["method"]) == ("weight", (1, 3), "dense")
+    assert "Adasum" in row["why"]
 
 
 def check_disagreement_is_raised_by_step_and_training_goes_on():
@@ -529,6 +575,19 @@ def check_disagreement_is_raised_by_step_and_training_goes_on():
     good(data()).sum().backward()
     optimizer.step()
     hvd().check_replicas(good)
+
+
+def check_a_copy_says_why_there_is_none():
+    model = net()
+    for options in ({}, {"op": hvd().Adasum}):
+        optimizer = distributed(model, **options)
+        for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match=r"state_dict\(\)"):
+                duplicate(optimizer)
+        copy.deepcopy(optimizer.state_dict())
+        copied = copy.deepcopy(model)  # is not tied to the optimizer
+        copied(data()).sum().backward()
+        optimizer.zero_grad()
 
 
 def check_an_optimizer_that_is_gone_sends_nothing():

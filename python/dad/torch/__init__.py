@@ -1,6 +1,8 @@
 """dad for PyTorch: `import dad.torch as hvd`."""
 # ruff: noqa: F401  this file only collects names
 
+from typing import NoReturn
+
 from dad.basics import (
     Adasum,
     Average,
@@ -81,3 +83,12 @@ from dad.torch.ops import (
 from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas
 from dad.torch.sync_batch_norm import SyncBatchNorm
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name == "elastic":
+        raise AttributeError(
+            "dad.torch.elastic is not available in this version: the number of ranks is fixed; start again "
+            "from a checkpoint with dadrun -np N"
+        )
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

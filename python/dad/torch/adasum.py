@@ -11,12 +11,14 @@ from typing import Any, NoReturn
 
 import torch
 
+from dad._lib import _core
 from dad.basics import Adasum, Max
 from dad.plan_table import plan_rows
 from dad.process_sets import ProcessSet
 from dad.torch.compression import compressor
 from dad.torch.naming import Named, new_names
 from dad.torch.ops import allreduce_, allreduce_async_, synchronize
+from dad.torch.slots import Slot
 
 
 class DeltaOptimizer:
@@ -69,7 +71,8 @@ class DeltaOptimizer:
 
     def plan(self) -> list[dict[str, Any]]:
         """One row per tensor: what is sent for it, and why."""
-        return plan_rows(
-            (name, param, compressor(self._dad_compression, name), "Adasum combines dense changes")
-            for name, param in self._dad_named
-        )
+        slots = [
+            Slot(param, name, compressor(self._dad_compression, name), 1) for name, param in self._dad_named
+        ]
+        size = self._dad_process_set.size()
+        return plan_rows(slots, [], size, "Adasum combines dense changes", _core.stats()["tensors"])

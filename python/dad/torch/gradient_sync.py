@@ -125,9 +125,10 @@ class GradientSync:
             unit.reset(self.passes)
 
     def watch(self) -> None:
-        """Hooks the parameters that can have a gradient by now: they may be frozen and thawed."""
+        """Hooks the parameters that can have a gradient by now: they may be frozen and thawed, and those of
+        lazy modules have no shape before the first forward()."""
         for slot in self.slots.values():
-            if slot.hook is None and slot.param.requires_grad:
+            if slot.hook is None and slot.param.requires_grad and not is_lazy(slot.param):
                 slot.hook = slot.param.register_post_accumulate_grad_hook(_Hook(self, slot))
                 if not self.touched:
                     for unit in slot.units:

@@ -121,6 +121,7 @@ class DenseUnit(Unit):
 
     def _send(self, sync: GradientSync) -> None:
         tensors = []
+        uncompressed_bytes = []
         for slot in self.slots:
             if not slot.param.requires_grad:
                 continue
@@ -135,6 +136,7 @@ class DenseUnit(Unit):
                 grad = grad.to_dense()
             tensor, context = slot.compressor.compress(grad)
             tensors.append(tensor)
+            uncompressed_bytes.append(grad.nbytes)
             self._sent.append((slot, context))
         if not tensors:
             return
@@ -150,6 +152,7 @@ class DenseUnit(Unit):
             postscale=after,
             process_set=sync.process_set.process_set_id,
             stream=sync.stream,
+            uncompressed_bytes=uncompressed_bytes,
         )
 
     def finish(self, sync: GradientSync) -> None:

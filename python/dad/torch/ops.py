@@ -40,9 +40,9 @@ def _some(tensors: Tensors) -> list[torch.Tensor]:
     return tensors
 
 
-# Named collectives that were started and not waited for: by process set and name, and by handle.
-_in_flight: dict[tuple[int, str], int] = {}
-_names: dict[int, tuple[int, str]] = {}
+# Named collectives that were started and not waited for: by process set, kind and name, and by handle.
+_in_flight: dict[tuple[int, int, str], int] = {}
+_names: dict[int, tuple[int, int, str]] = {}
 
 
 def _submit(
@@ -58,7 +58,7 @@ def _submit(
     process_set: int,
     *rows: list[int],
 ) -> int:
-    key = (process_set, name or "")
+    key = (process_set, kind, name or "")
     earlier = _in_flight.get(key)
     if earlier is not None:
         # The core would say so too, but only to those who wait for the second one.
@@ -69,7 +69,7 @@ def _submit(
             )
         _ended(earlier)
     handle = _torch.submit(
-        kind, tensors, grouped, in_place, key[1], op, root_rank, prescale, postscale, process_set, *rows
+        kind, tensors, grouped, in_place, name or "", op, root_rank, prescale, postscale, process_set, *rows
     )
     if name:
         _in_flight[key] = handle

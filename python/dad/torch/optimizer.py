@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
 from dad import compression as _methods
 from dad._lib import _core
 from dad.basics import Adasum, Average, Sum, rank, size
-from dad.plan_table import format_plan, plan_rows
+from dad.log import log
+from dad.plan_table import format_plan, method_name, plan_rows
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
@@ -232,7 +234,13 @@ def DistributedOptimizer(
     if num_groups:
         warnings.warn("num_groups= is deprecated: use groups=", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    compression = _methods.from_environment() if compression is None else _methods.resolve(compression)
+    if compression is None:
+        compression = _methods.from_environment()
+    else:
+        compression = _methods.resolve(compression)
+        ours = isinstance(compression, _methods.Method)
+        chosen = compression.name if ours else method_name(compression)
+        _say_what_is_not_used(chosen, os.environ.get("DAD_COMPRESSION") or "")
     if op not in (Average, Sum) and has_planned_method(compression):
         raise ValueError(
             f"compression={compression.spec()!r} works for op=Average and op=Sum only: other ops need "
@@ -268,14 +276,35 @@ def DistributedOptimizer(
     return wrapped
 
 
+@functools.cache
+def _say_what_is_not_used(chosen: str, asked: str) -> None:
+    """Scripts written for Horovod often name Compression.none: then --compression is for others."""
+    if asked and rank() == 0 and _methods.parse(asked).name not in (chosen, "none"):
+        log.warning(
+            "--compression %s (DAD_COMPRESSION) is not used: the script chooses %s by itself; leave out the "
+            "compression= of its DistributedOptimizer",
+            asked,
+            chosen,
+        )
+
+
 def _with_base(base: type, optimizer: torch.optim.Optimizer) -> Any:
     """An instance of a new class (base, class of the optimizer) with the optimizer's state, options and
     hooks. Nothing is constructed anew, so optimizers with any constructor work."""
     cls = type(optimizer)
-    wrapped = object.__new__(type(cls.__name__, (base, cls), {"__module__": cls.__module__}))
+    members = {"__module__": cls.__module__, "__reduce_ex__": _refuse_to_copy}
+    wrapped = object.__new__(type(cls.__name__, (base, cls), members))
     # A scheduler may have put a bound step() into the optimizer itself; it would bypass ours.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped
+
+
+def _refuse_to_copy(optimizer: torch.optim.Optimizer, protocol: int) -> NoReturn:
+    """A copy would have parameters of its own, which nobody watches: it would train without the others."""
+    raise TypeError(
+        "a DistributedOptimizer cannot be copied or pickled, for it is tied to its parameters by hooks: save "
+        "optimizer.state_dict(), or copy the model and wrap an optimizer for the copy"
+    )
 
 
 def _mark_sparse_layers(sync: GradientSync, model: torch.nn.Module | None) -> None:
