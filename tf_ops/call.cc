@@ -5,7 +5,6 @@
 
 #include "completion.h"
 #include "dad/device.h"
-#include "dad/engine.h"
 #include "tensor_adapter.h"
 
 namespace dad_tensorflow {
@@ -17,10 +16,12 @@ using tensorflow::Tensor;
 
 namespace {
 
-// When a request has not been done for so long, what its batch lacks may depend on its result. A
-// step of which gradients come later than this does not gain by sending them together.
+// When a request has not been done for so long, and no other has come meanwhile, what its batch
+// lacks may depend on its result. After kMostPatience no matter what comes: it may be of others.
 constexpr std::chrono::milliseconds kStrayPatience(20);
 constexpr std::chrono::milliseconds kGradientPatience(300);
+constexpr std::chrono::seconds kMostPatience(5);
+using Clock = std::chrono::steady_clock;
 
 // Nothing else will be submitted before this is done: the worker need not wait for what could go
 // with it.
@@ -37,8 +38,13 @@ class Phases {
     const bool waited = step != step_ || (is_stray && num_open_ == 0);
     step_ = step;
     ++num_open_;
+    last_begin_ = Clock::now();
     // A ticket that is done only passes it on.
     if (waited && last_) SayThatAUserWaits(*last_);
+  }
+  Clock::time_point last_begin() const {
+    std::lock_guard lock(mutex_);
+    return last_begin_;
   }
   void End(std::shared_ptr<dad::Ticket> last) {
     std::lock_guard lock(mutex_);
@@ -47,9 +53,10 @@ class Phases {
   }
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   int64_t step_ = 0;
   int num_open_ = 0;
+  Clock::time_point last_begin_;
   std::shared_ptr<dad::Ticket> last_;
 };
 
@@ -58,7 +65,38 @@ Phases& ThePhases() {
   return *phases;
 }
 
+// Requests whose user does not wait.
+struct Unfinished {
+  std::vector<std::weak_ptr<dad::Ticket>> tickets;
+  Clock::time_point begin;
+  Clock::duration patience;
+};
+
+void LosePatience(Unfinished unfinished, Clock::duration after) {
+  auto lose = [unfinished = std::move(unfinished)]() mutable {
+    std::erase_if(unfinished.tickets, [](const std::weak_ptr<dad::Ticket>& ticket) {
+      const auto alive = ticket.lock();
+      return !alive || alive->Done();
+    });
+    if (unfinished.tickets.empty()) return;
+    const auto now = Clock::now();
+    const auto quiet = now - ThePhases().last_begin();
+    if (quiet < unfinished.patience && now < unfinished.begin + kMostPatience) {
+      const auto rest = unfinished.patience - quiet;
+      return LosePatience(std::move(unfinished), rest);
+    }
+    for (const auto& ticket : unfinished.tickets) {
+      if (const auto alive = ticket.lock()) SayThatAUserWaits(*alive);
+    }
+  };
+  RunAfter(std::chrono::ceil<std::chrono::milliseconds>(after), std::move(lose));
+}
+
 }  // namespace
+
+uint64_t StepOf(const tensorflow::OpKernelContext* context) {
+  return static_cast<uint64_t>(context->step_id());
+}
 
 Call::Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done)
     : context_(context), done_(std::move(done)) {}
@@ -110,6 +148,8 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
     return Fail(Status::InvalidArgument("dad has not been initialized; call init() first"));
   }
   if (const Status ready = SetReady(requests); !ready.ok()) return Fail(ready);
+  engine_ = engine;
+  SetStep(requests, user_waits);
   on_success_ = std::move(on_success);
   num_open_ = requests.size();
   cancellation_ = context_->cancellation_manager();
@@ -132,17 +172,12 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
     tickets.back()->OnDone([self = shared_from_this(), ticket = tickets.back()](
                                const Status& status) { self->PartDone(status, ticket); });
   }
-  for (const auto& ticket : tickets) {
-    if (user_waits) {
-      SayThatAUserWaits(*ticket);
-    } else {
-      RunAfter(is_stray ? kStrayPatience : kGradientPatience,
-               [unfinished = std::weak_ptr<dad::Ticket>(ticket)] {
-                 auto alive = unfinished.lock();
-                 if (alive && !alive->Done()) SayThatAUserWaits(*alive);
-               });
-    }
+  if (user_waits) {
+    for (const auto& ticket : tickets) SayThatAUserWaits(*ticket);
+    return;
   }
+  const auto patience = is_stray ? kStrayPatience : kGradientPatience;
+  LosePatience({{tickets.begin(), tickets.end()}, Clock::now(), patience}, patience);
 }
 
 Status Call::SetReady(std::vector<dad::Request>& requests) {
@@ -162,6 +197,13 @@ Status Call::SetReady(std::vector<dad::Request>& requests) {
   return Status::Ok();
 }
 
+// In eager mode an op is a step by itself.
+void Call::SetStep(std::vector<dad::Request>& requests, bool user_waits) {
+  static std::atomic<uint64_t> last_eager_step{uint64_t{1} << 63};
+  step_ = user_waits ? ++last_eager_step : StepOf(context_);
+  for (dad::Request& request : requests) request.step = step_;
+}
+
 void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ticket) {
   // The work is on the device; what TensorFlow puts on its stream from now on comes after it.
   Status waits;
@@ -172,7 +214,15 @@ void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ti
     if (--num_open_ > 0) return;
   }
   ThePhases().End(ticket);
-  RunLater([self = shared_from_this()] { self->Finish(ToTensorFlow(self->first_error_), true); });
+  RunLater([self = shared_from_this()] {
+    const Status& error = self->first_error_;
+    const bool all_have_it = error.code() == dad::StatusCode::kFailedPrecondition;
+    // TensorFlow ends the step here as there, whatever else has been sent in any process set.
+    if (const auto engine = all_have_it ? self->engine_.lock() : nullptr) {
+      engine->GiveUp(self->step_, error);
+    }
+    self->Finish(ToTensorFlow(error), true);
+  });
 }
 
 void Call::Fail(const Status& status) { Finish(ToTensorFlow(status), false); }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "dad/engine.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
@@ -18,6 +19,9 @@
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace dad_tensorflow {
+
+// A run of a graph, as dad::Request::step has it.
+uint64_t StepOf(const tensorflow::OpKernelContext* context);
 
 class Call : public std::enable_shared_from_this<Call> {
  public:
@@ -51,6 +55,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
  private:
   dad::Status SetReady(std::vector<dad::Request>& requests);
+  void SetStep(std::vector<dad::Request>& requests, bool user_waits);
   void PartDone(const dad::Status& status, const std::shared_ptr<dad::Ticket>& ticket);
   void Finish(const absl::Status& status, bool ended);
 
@@ -62,6 +67,8 @@ class Call : public std::enable_shared_from_this<Call> {
   std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made
   tensorflow::CancellationManager* cancellation_ = nullptr;
   tensorflow::CancellationToken token_ = 0;
+  std::weak_ptr<dad::Engine> engine_;
+  uint64_t step_ = 0;
   int device_ = -1;  // -1: the host
   void* stream_ = nullptr;
   std::atomic<bool> finished_{false};

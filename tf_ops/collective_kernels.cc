@@ -63,6 +63,9 @@ class Collective : public AsyncOpKernel {
  public:
   Collective(OpKernelConstruction* context, OpKind kind) : AsyncOpKernel(context) {
     prototype_.kind = kind;
+    if (context->HasAttr("uncompressed_bytes")) {
+      OP_REQUIRES_OK(context, context->GetAttr("uncompressed_bytes", &uncompressed_bytes_));
+    }
     if (context->HasAttr("names")) OP_REQUIRES_OK(context, context->GetAttr("names", &names_));
     if (context->HasAttr("process_set")) {
       OP_REQUIRES_OK(context, context->GetAttr("process_set", &prototype_.process_set));
@@ -114,6 +117,9 @@ class Collective : public AsyncOpKernel {
       }
       Result<Contribution> contribution = contribute(i, requests.back());
       if (!contribution.ok()) return contribution.status();
+      if (const auto place = static_cast<size_t>(i); place < uncompressed_bytes_.size()) {
+        contribution.value().uncompressed_bytes = uncompressed_bytes_[place];
+      }
       requests.back().tensors.push_back(std::move(contribution).value());
     }
     return requests;
@@ -132,6 +138,7 @@ class Collective : public AsyncOpKernel {
 
   Request prototype_;
   std::vector<std::string> names_;
+  std::vector<int64_t> uncompressed_bytes_;
   bool user_waits_ = false;
 };
 

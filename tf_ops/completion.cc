@@ -58,7 +58,7 @@ class Timer {
   }
 
   void Run(std::chrono::milliseconds delay, std::function<void()> task) {
-    const auto when = Clock::now() + delay;
+    const auto when = std::chrono::ceil<Grain>(Clock::now() + delay);
     std::lock_guard lock(mutex_);
     const bool is_first = tasks_.empty() || when < tasks_.begin()->first;
     tasks_.emplace(when, std::move(task));
@@ -67,6 +67,8 @@ class Timer {
 
  private:
   using Clock = std::chrono::steady_clock;
+  // Tasks of one grain cost one wake-up.
+  using Grain = std::chrono::duration<int64_t, std::centi>;
 
   void Serve() {
     std::unique_lock lock(mutex_);

@@ -13,7 +13,8 @@ namespace dad_tensorflow {
 // Runs `task` on one of a few threads, never inline.
 void RunLater(std::function<void()> task);
 
-// Runs a short `task` when `delay` has passed, on a thread of its own.
+// Runs a short `task` when `delay` has passed, at most a hundredth of a second later, on a thread
+// of its own.
 void RunAfter(std::chrono::milliseconds delay, std::function<void()> task);
 
 }  // namespace dad_tensorflow

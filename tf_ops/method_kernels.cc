@@ -49,6 +49,10 @@ class Plan final : public AsyncOpKernel {
     const auto flat = context->input(0).flat<int64_t>();
     std::vector<int64_t> counts(flat.data(), flat.data() + flat.size());
     board->Begin(trace_, std::move(counts), [this, board, context, done](const Status& status) {
+      if (status.code() == dad::StatusCode::kFailedPrecondition) {
+        // Other tensors of the step need no plan, and may have been sent.
+        if (const auto engine = dad::ProcessEngine()) engine->GiveUp(StepOf(context), status);
+      }
       OP_REQUIRES_ASYNC(context, status.ok(), ToTensorFlow(status), done);
       Tensor* as_rows = nullptr;
       Tensor* in_chain = nullptr;

@@ -8,6 +8,8 @@
 //   Empty:
 //                a running number
 //   stream       requests of different streams never wait for each other
+//   uncompressed_bytes
+//                of each tensor, before it was compressed for the wire; empty: none was
 //   user_waits   whether nothing else is submitted before this is done: eager calls
 #include <vector>
 
@@ -54,6 +56,7 @@ absl::Status AlltoallShape(InferenceContext* c) {
 REGISTER_OP("DadAllreduce")
     .Attr("T: list(" DAD_TYPES ") >= 1")
     .Attr("names: list(string)")
+    .Attr("uncompressed_bytes: list(int) = []")
     .Attr("reduce_op: int")
     .Attr("prescale: string = '1'")  // as text: an attribute of type float has 24 bits
     .Attr("postscale: string = '1'")

@@ -136,6 +136,14 @@ def check_gradients_that_add_up():
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
 
 
+def check_gradients_that_add_up_go_by_a_method_or_dense():
+    def sgd():
+        return keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)
+
+    # Exact where Keras runs on TensorFlow; on torch gradients go dense.
+    assert_equals_plain_keras(sgd, distributed={"compression": "dad"})
+
+
 def check_mixed_precision_skips_a_step_on_all_ranks_or_none():
     policy = keras.dtype_policies.DTypePolicy("mixed_float16")
     keras.config.set_dtype_policy(policy)
@@ -471,6 +479,18 @@ def check_saving_and_loading_in_the_middle():
             np.testing.assert_array_equal(a, b)
         model.save_weights(Path(folder) / "x.weights.h5")
         model.load_weights(Path(folder) / "x.weights.h5")
+
+
+def check_collectives_of_the_framework_are_there():
+    rank, size = hvd.rank(), hvd.size()
+    one = keras.ops.convert_to_tensor(np.full(size, float(rank), np.float32))
+    assert value(hvd.alltoall(one)).tolist() == [float(r) for r in range(size)]
+    assert [value(t)[0] for t in hvd.grouped_allreduce([one, one + 1], op=hvd.Max)] == [size - 1, size]
+    hvd.barrier()
+    # Uneven data: the others go on with the mean over all ranks.
+    for _ in range(1 + rank):
+        hvd.allreduce(np.float32(1.0), name="uneven")
+    assert int(hvd.join()) == size - 1
 
 
 def check_the_class_of_the_optimizer():

@@ -1,6 +1,7 @@
 """What gradients are made of: every layer's gradient, put together again of what `find` sees."""
 
 import collections
+import re
 import weakref
 
 import keras
@@ -497,7 +498,14 @@ def executed_ops(function, *inputs):
     finally:
         context.disable_run_metadata()
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    return collections.Counter(node.op.removeprefix("_Fused") for graph in graphs for node in graph.node)
+    # What the ops of oneDNN, which TensorFlow takes on some CPUs, stand for.
+    plain = (re.sub("^_(Mkl)?(Native)?(Fused)?", "", node.op) for graph in graphs for node in graph.node)
+    counts = collections.Counter(plain)
+    for op, count in list(counts.items()):
+        if op.endswith("WithBias"):
+            counts[op.removesuffix("WithBias")] += count
+            counts["BiasAddGrad"] += count
+    return counts
 
 
 def test_a_product_that_nobody_reads_is_not_computed():

@@ -233,7 +233,9 @@ def check_plans_name_layers_without_factors():
     model.compile(optimizer, loss="mse")
     x, y = zoo_batch(hvd().rank(), 4)
     assert model.optimizer.plan() == []
+    hvd().reset_stats()
     model.fit(x, y, batch_size=2, epochs=1, verbose=0)
+    assert hvd().stats()["steps"] == 2, "planning is no step"
     plan = {row["name"]: row for row in model.optimizer.plan()}
     assert len(plan) == len(model.trainable_variables)
     methods = {row["method"] for row in plan.values()}

@@ -169,17 +169,30 @@ def check_ranks_that_disagree_all_get_an_error():
         tf.errors.FailedPreconditionError, lambda: step(tf.constant(x), tf.constant(y)), "rank=2", "rank=3"
     )
     assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
-    # A rank without a method sends while this one plans.
-    optimizer = hvd().DistributedOptimizer(
-        keras.optimizers.SGD(0.05), name="mixed", compression="int8" if hvd().rank() == 0 else "none"
-    )
-    model.compile(optimizer, loss="mse")
-    raises(
-        tf.errors.FailedPreconditionError,
-        lambda: model.fit(*shard(hvd().rank()), batch_size=4, epochs=1, verbose=0),
-        "ranks disagree on",
-    )
-    assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
+    # A rank without a method, or in its warm-up, sends while another one plans. What it has sent does not stay
+    # behind: the names can be used again.
+    mixture = hvd().Compression.per_layer({"*/kernel": "rank_dad:rank=2", "*": "none"})
+    for eagerly, methods in (
+        (False, ("int8", "none")),
+        (True, ("exact", "auto")),
+        (False, (mixture, "auto")),
+    ):
+
+        def fit(method, eagerly=eagerly):
+            optimizer = hvd().DistributedOptimizer(
+                keras.optimizers.SGD(0.05), name="mixed", compression=method
+            )
+            model.compile(optimizer, loss="mse", run_eagerly=eagerly)
+            model.fit(*shard(hvd().rank()), batch_size=4, epochs=1, shuffle=False, verbose=0)
+
+        wrong = methods[hvd().rank() % 2]
+        raises(
+            tf.errors.FailedPreconditionError, lambda fit=fit, wrong=wrong: fit(wrong), "ranks disagree on"
+        )
+        assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
+        for method in methods:
+            fit(method)
+            assert_replicas_are_equal(model, methods)
     raises(ValueError, lambda: make_step(model, "dad", False, op=hvd().Max)(x, y), "Average and op=Sum")
     raises(ValueError, lambda: hvd().allreduce(np.ones(3), compression="rank_dad"), "keeps state")
 
@@ -219,6 +232,37 @@ def check_sessions_of_tf1():
     finally:
         v1.enable_v2_tensorshape()
         v1.enable_control_flow_v2()
+
+
+def check_capture_finds_the_factors_of_eager_steps_by_any_tape():
+    x, y = shard(hvd().rank(), rows=4)
+    expected = None
+    for method, chosen in (
+        ("none", "dense"),
+        ("dad", "dad"),
+        ("edad", "edad"),
+        ("rank_dad:rank=2", "rank_dad"),
+    ):
+        model = mlp_in_keras()
+        optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.05), compression=method)
+        for _ in range(2):
+            with hvd().capture(model) as captured, tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(captured(x) - y))
+                variables = model.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        assert_replicas_are_equal(model, method)
+        ways = {row["name"]: (row["method"], row["why"]) for row in optimizer.plan()}
+        assert ways[variables[0].path][0] == chosen, ways
+        expected = expected or model.get_weights()
+        if method in EXACT:
+            for a, b in zip(model.get_weights(), expected, strict=True):
+                np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6, err_msg=method)
+    # A tape of dad's sees only the backward pass by itself.
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(model(x) - y))
+    tape = hvd().DistributedGradientTape(tape, compression="edad")
+    tape.gradient(loss, model.trainable_variables)
+    assert tape.plan()[0]["method"] == "dad", tape.plan()
 
 
 def check_eager_and_custom_steps():

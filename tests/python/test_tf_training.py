@@ -1,5 +1,8 @@
 """Training with dad.tensorflow: gradient tapes, optimizers of TF1, SyncBatchNormalization."""
 
+import math
+import time
+
 import numpy as np
 import pytest
 
@@ -78,6 +81,56 @@ def check_the_tape_gives_the_gradient_of_the_joined_batch():
         assert_close(tape_gradients(model, (x, y), compression=method), expected, rtol=2e-2, atol=1e-2)
 
 
+def check_a_class_with_compress_and_decompress():
+    class Half:
+        @staticmethod
+        def compress(tensor):
+            return tf.cast(tensor, tf.float16), tensor.dtype
+
+        @staticmethod
+        def decompress(tensor, ctx):
+            return tf.cast(tensor, ctx)
+
+    model = make_model()
+    optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(1.0), compression=Half)
+    before = model.get_weights()
+    mean = plain_gradients(model, joined())
+    mine = [tf.constant(gradient) for gradient in plain_gradients(model, batch(hvd().rank()))]
+    optimizer.apply(mine, model.trainable_variables)
+    expected = [w - g for w, g in zip(before, mean, strict=True)]
+    assert_close(model.get_weights(), expected, rtol=2e-2, atol=1e-2)
+    assert [row["method"] for row in optimizer.plan()] == ["Half"] * 4
+
+
+def check_statistics_compare_with_what_was_not_cast():
+    import dad
+
+    model = make_model()
+    dense_bytes = []
+    for compression in ("none", "fp16"):
+        step = tf.function(lambda method=compression: tape_gradients(model, batch(0), compression=method))
+        dad.reset_stats()
+        step()
+        dense_bytes.append(dad.stats()["dense_bytes"])
+    elements = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    assert dense_bytes == [4 * elements] * 2
+
+
+def check_small_gradients_share_an_op():
+    variables = [tf.Variable(tf.fill([n], float(n))) for n in (3, 1 << 16, 5, 7, 1 << 13, 1 << 15)]
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.add_n([tf.reduce_sum(variable * variable) for variable in variables])
+        return hvd().DistributedGradientTape(tape).gradient(loss, variables)
+
+    for _ in range(3):
+        assert_close(step(), [2 * variable for variable in variables])
+    sends = [op for op in step.get_concrete_function().graph.get_operations() if op.type == "DadAllreduce"]
+    assert sorted(len(op.inputs) for op in sends) == [1, 1, 1, 3]
+
+
 def check_the_tape_may_be_wrapped_before_it_records():
     model = make_model()
     x, y = batch(hvd().rank())
@@ -107,8 +160,29 @@ def check_arguments_of_the_tape():
             "gradient_predivide_factor",
         )
     raises(ValueError, lambda: hvd().allreduce(tf.ones(1), process_set=None), "process_set=None")
+    raises(ValueError, lambda: hvd().DistributedGradientTape(tape, op=77), "op=77")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression="vgc:alpha=-1"), "alpha")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression=3), "compression=3")
+
+
+def check_a_step_that_fails_updates_nothing():
+    """One gradient is reduced long before ranks are found to disagree on the other."""
+    variables = [keras.Variable(np.ones(40000, np.float32)), keras.Variable(np.ones(40000 + hvd().rank()))]
+    optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build(variables)
+
+    def late(like):
+        time.sleep(0.3)
+        return np.ones(like.shape, np.float32)
+
+    @tf.function
+    def step():
+        slow = tf.py_function(late, [variables[1].value], tf.float32)
+        optimizer.apply([tf.ones(40000), tf.ensure_shape(slow, variables[1].shape)], variables)
+
+    raises(tf.errors.FailedPreconditionError, step, "shape")
+    for variable in variables:
+        np.testing.assert_array_equal(variable.numpy(), np.ones(variable.shape))
 
 
 def check_sparse_gradients_of_an_embedding():

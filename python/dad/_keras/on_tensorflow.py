@@ -21,7 +21,8 @@ __all__ = [
 ]
 
 
-def make_reducer(settings: Settings, name: str) -> GradientReducer:
+def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:
+    """accumulates: gradients come added up over several steps, which is the same to methods here."""
     return GradientReducer(
         name,
         settings.compression,

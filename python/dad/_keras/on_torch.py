@@ -15,6 +15,7 @@ from dad import compression as _methods
 from dad._keras.settings import Settings
 from dad._lib import _core
 from dad.basics import Average, Max
+from dad.log import log
 from dad.plan_table import plan_rows
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
@@ -161,11 +162,6 @@ class MethodReducer(GradientReducer):
 
     def __init__(self, settings: Settings, name: str) -> None:
         super().__init__(settings, name)
-        if settings.backward_passes_per_step > 1:
-            raise ValueError(
-                f"compression={self.compression.spec()!r} does not go with backward_passes_per_step > 1 on "
-                "the torch backend of Keras, where gradients are sent while backward() runs"
-            )
         self._sync: GradientSync | None = None
         self._saved: dict[str, Any] | None = None
 
@@ -231,9 +227,18 @@ class MethodReducer(GradientReducer):
         self._saved = from_bytes(data)
 
 
-def make_reducer(settings: Settings, name: str) -> GradientReducer:
-    planned = has_planned_method(resolve(settings.compression))
-    return (MethodReducer if planned else GradientReducer)(settings, name)
+def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:
+    method = resolve(settings.compression)
+    if not has_planned_method(method):
+        return GradientReducer(settings, name)
+    if accumulates:
+        log.warning(
+            "gradients go dense and not by %s: Keras adds them up over several steps, and on its torch "
+            "backend methods send what one backward() has computed",
+            method.spec(),
+        )
+        return GradientReducer(replace(settings, compression=Compression.none), name)
+    return MethodReducer(settings, name)
 
 
 def track_state(optimizer: Any) -> None:

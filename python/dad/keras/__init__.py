@@ -4,6 +4,9 @@
 from dad.basics import (
     Adasum,
     Average,
+    Max,
+    Min,
+    Product,
     Sum,
     ccl_built,
     cross_rank,
@@ -48,3 +51,12 @@ from dad.keras.values import (
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 Compression = _framework().Compression
+
+# Horovod has these for a framework only; a script with uneven data wants join() also under Keras.
+_collectives = _framework().collectives
+alltoall = _collectives.alltoall
+barrier = _collectives.barrier
+grouped_allgather = _collectives.grouped_allgather
+grouped_allreduce = _collectives.grouped_allreduce
+grouped_reducescatter = _collectives.grouped_reducescatter
+join = _collectives.join

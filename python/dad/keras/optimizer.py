@@ -38,7 +38,8 @@ class DistributedMixin:
         reducer = self.__dict__.get("_dad_reducer")
         if reducer is None:
             name = self._dad_settings.name or f"Distributed{type(self).__name__}"
-            reducer = framework().make_reducer(self._dad_settings, name)
+            accumulates = bool(self.gradient_accumulation_steps)  # type: ignore[attr-defined]
+            reducer = framework().make_reducer(self._dad_settings, name, accumulates)
             # Past Keras' own __setattr__, which would track it.
             object.__setattr__(self, "_dad_reducer", reducer)
         return reducer

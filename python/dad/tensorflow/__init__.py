@@ -42,6 +42,7 @@ from dad.errors import (
 )
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.tensorflow.compression import Compression
+from dad.tensorflow.eager_capture import capture
 from dad.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,

@@ -94,7 +94,7 @@ class MethodExchange:
             self.saved = None
         for name, one in zip(names, found, strict=True):
             if is_eager() and recorder is None and one.reason:
-                one.reason = "computed eagerly, by another tape than dad's"
+                one.reason = "computed eagerly, by another tape than dad's and not in hvd.capture()"
             take_samples(one, planned_method(self._compression, name))
         work = pairs_of(names, found)
         as_rows, in_chain = self._plan(work)
@@ -110,7 +110,8 @@ class MethodExchange:
                     mine = [work[k] for k in run if chained[k]]
                     results.update({i: by_chain[i] for one in mine for i in one.members})
             single = [k for k in range(len(work)) if not chained[k]]
-            results.update(call.send([work[k] for k in single], [bool(rows[k]) for k in single]))
+            if single:
+                results.update(call.send([work[k] for k in single], [bool(rows[k]) for k in single]))
             return call.gather(results)
         results = {}
         by_chain = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import math
 import os
 import sys
 import weakref
@@ -13,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.arguments import set_id
+from dad.arguments import reduce_op, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.plan_table import format_plan, plan_rows
 from dad.planned_methods import has_planned_method, planned_method
@@ -21,9 +22,13 @@ from dad.process_sets import ProcessSet, global_process_set
 from dad.state_bytes import from_bytes, to_bytes
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
+from dad.tensorflow.eager_capture import captured
 from dad.tensorflow.exchange import FLOATING, MethodExchange
 from dad.tensorflow.graph import is_eager, plain, sizes_as_numbers, wire_name
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
+
+# Of gradients that share an op: a hundredth of a second at 100 Mbit/s.
+OP_BYTES = 1 << 17
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
@@ -51,6 +56,14 @@ def variable_name(variable: Any, number: int) -> str:
     """How the variable is called between ranks."""
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or f"gradient_{number}"
     return path.removesuffix(":0")
+
+
+def bytes_of(variable: Any) -> int:
+    """Of its gradient; 0 if its shape is not known."""
+    tensor = resource(variable)
+    if not tensor.shape.is_fully_defined():
+        return 0
+    return math.prod(tensor.shape) * tensor.dtype.base_dtype.size
 
 
 def _key(variable: Any) -> int:
@@ -108,7 +121,7 @@ class GradientReducer:
         self.name = name
         self.compression = resolve(compression)
         self.sparse_as_dense = sparse_as_dense
-        self.op = op
+        self.op = reduce_op(op)
         self.prescale = 1.0 / gradient_predivide_factor
         self.postscale = gradient_predivide_factor
         self.groups = groups
@@ -118,7 +131,7 @@ class GradientReducer:
         self.stream = stream
         self._local: dict[int, Any] = {}  # by id; the variable stays alive with it
         self._rows: dict[str, Row] = {}
-        self.by_method: MethodExchange | None = None  # of an optimizer; tapes have theirs in common
+        self.by_method: MethodExchange | None = None  # tapes have theirs in common
         self.has_methods = has_planned_method(self.compression)
         if self.has_methods and op not in (Average, Sum):
             raise ValueError(
@@ -146,6 +159,8 @@ class GradientReducer:
         results = list(gradients)
         if not is_active(self.process_set):
             return results
+        if recorder is None and is_eager():
+            recorder = captured()
         names = self._names(variables)
         self._note(names, variables)
         planned = [
@@ -175,7 +190,7 @@ class GradientReducer:
             )
             for i, gradient in zip(members, reduced, strict=True):
                 results[i] = gradient
-        return results
+        return _all_or_none(results)
 
     def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
         for name, variable in zip(names, variables, strict=True):
@@ -199,7 +214,9 @@ class GradientReducer:
         ]
         stats = _core.stats()["tensors"] if stats is None else stats
         measured = {name: stats[w] for name in self._rows if (w := self.method_name(name)) in stats}
-        why = "no method asked for" if self.compression.name == "none" else "asked for"
+        # A class of the user's own need not have a name.
+        dense = getattr(self.compression, "name", "") == "none"
+        why = "no method asked for" if dense else "asked for"
         return plan_rows(rows, choices, self.process_set.size(), why, measured)
 
     def save_state(self) -> bytes:
@@ -245,7 +262,7 @@ class GradientReducer:
             if key not in _of_tapes:
                 _of_tapes[key] = self._new_exchange(new_stream(self.process_set))
                 weakref.finalize(resources[0], _of_tapes.pop, key, None)
-            found = _of_tapes[key]
+            self.by_method = found = _of_tapes[key]
         if not is_eager():
             # Its ops know the board only by number.
             graph = tf.compat.v1.get_default_graph()
@@ -312,8 +329,9 @@ class GradientReducer:
             return tf.IndexedSlices(values, indices, reduced.dense_shape)
 
     def _batches(self, dense: list[int], variables: Sequence[Any]) -> list[tuple[list[int], bool]]:
-        """What goes into one op: groups travel together. In a graph every other gradient has an op of its
-        own, which starts as soon as the gradient is there; in eager mode they are all there."""
+        """What goes into one op: groups travel together. Others travel by themselves. In a graph an op starts
+        when its last gradient is there, so that large ones have an op each and small ones share one; in eager
+        mode they are all there."""
         if isinstance(self.groups, list | tuple):
             place = {_key(variables[i]): i for i in dense}
             found = [[place.pop(_key(v)) for v in group if _key(v) in place] for group in self.groups]
@@ -328,7 +346,7 @@ class GradientReducer:
             batches, rest = [], dense
         if is_eager():
             return [*batches, (rest, False)] if rest else batches
-        return [*batches, *(([i], False) for i in rest)]
+        return [*batches, *((members, False) for members in _small_together(rest, variables))]
 
     def _reduce(
         self, gradients: list[tf.Tensor], names: list[str], variables: list[Any], together: bool
@@ -356,11 +374,41 @@ class GradientReducer:
                 1.0 if is_statistic else self.postscale,
                 set_id(self.process_set),
                 self.stream,
+                [bytes_of(variable) for variable in variables],
             )
             return [
                 c.decompress(t, context)
                 for c, t, (_, context) in zip(chosen, reduced, compressed, strict=True)
             ]
+
+
+def _all_or_none(gradients: list[Any]) -> list[Any]:
+    """A graph updates a variable as soon as its gradient is there. If another gradient of the step fails
+    later, some ranks would have updated it and some not: so all are there, or none."""
+    if is_eager():
+        return gradients
+    present = [g for g in gradients if g is not None]
+    flat = tf.nest.flatten(present, expand_composites=True)
+    if len(flat) < 2:
+        return gradients
+    held = tf.nest.pack_sequence_as(present, tf.raw_ops.IdentityN(input=flat), expand_composites=True)
+    remaining = iter(held)
+    return [None if g is None else next(remaining) for g in gradients]
+
+
+def _small_together(gradients: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
+    """Neighbours share an op until they have OP_BYTES: to run an op takes TensorFlow longer than a small
+    tensor takes the core. From the end, where backward begins."""
+    ops: list[list[int]] = []
+    bytes_of_last = OP_BYTES
+    for i in reversed(gradients):
+        bytes_of_this = bytes_of(variables[i]) or OP_BYTES
+        if bytes_of_last + bytes_of_this > OP_BYTES:
+            ops.append([])
+            bytes_of_last = 0
+        ops[-1].append(i)
+        bytes_of_last += bytes_of_this
+    return ops
 
 
 _of_tapes: dict[Any, MethodExchange] = {}

@@ -61,10 +61,12 @@ def raw_allreduce(
     postscale: float = 1.0,
     process_set: int = 0,
     stream: int = 0,
+    uncompressed_bytes: Sequence[int] = (),
 ) -> list[tf.Tensor]:
     reduced = lib.dad_allreduce(
         tensors=tensors,
         names=names,
+        uncompressed_bytes=list(uncompressed_bytes),
         reduce_op=op,
         prescale=repr(float(prescale)),
         postscale=repr(float(postscale)),

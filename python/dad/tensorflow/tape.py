@@ -10,6 +10,7 @@ import tensorflow as tf
 from dad.arguments import gradient_groups, weights_of
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.eager_capture import captured
 from dad.tensorflow.factors import Recorder
 from dad.tensorflow.gradients import GradientReducer
 from dad.tensorflow.graph import is_eager, plain
@@ -37,8 +38,9 @@ class _DistributedTape:
         """The gradients of `target`, reduced over the ranks; in the structure of `sources`."""
         flat = tf.nest.flatten(sources)
         variables = [resource(source) for source in flat]
-        recorder = Recorder() if self._dad.has_methods and is_eager() else None
-        with recorder if recorder is not None else contextlib.nullcontext():
+        recorder = captured()
+        listens = self._dad.has_methods and is_eager() and recorder is None
+        with Recorder() if listens else contextlib.nullcontext(recorder) as recorder:
             gradients = super().gradient(  # type: ignore[misc]
                 target, variables, output_gradients, **kwargs
             )
