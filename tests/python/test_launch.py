@@ -192,6 +192,20 @@ def test_rank_that_fails_is_named_before_those_that_lost_it():
     assert "rank 1 on localhost failed: exit code 3" in done.stderr
 
 
+def test_rank_that_left_early_is_named_beside_the_one_that_failed():
+    script = (
+        "import os, sys, time\n"
+        "rank = int(os.environ['DAD_RANK'])\n"
+        "time.sleep([0.5, 0, 600][rank])\n"
+        "sys.exit('dad.errors.DadInternalError: rank 1 has ended' if rank == 0 else 0)\n"
+    )
+    done = dadrun("-np", "3", sys.executable, "-c", script)
+    assert done.returncode == 1
+    assert "rank 0 on localhost failed: exit code 1" in done.stderr
+    assert "dadrun: rank 1 had ended before, with exit code 0\n" in done.stderr
+    assert "dadrun: the other rank was stopped" in done.stderr
+
+
 def test_rank_that_ignores_sigterm_is_killed():
     mark = f"mark-{os.getpid()}-stubborn"
     script = (

@@ -41,7 +41,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.doctor and args.gpu:
         from dad.runner.doctor_gpu import examine_gpu
 
-        return examine_gpu()
+        return examine_gpu(args.num_proc)
     if args.doctor:
         from dad.runner.doctor import examine
 

@@ -105,7 +105,12 @@ def _add_dad(group: argparse._ArgumentGroup) -> None:
         action="store_true",
         help="check this installation (and the hosts of -H) with a real exchange",
     )
-    add("--gpu", action="store_true", help="with --doctor: what CUDA tensors need, step by step")
+    add(
+        "--gpu",
+        action="store_true",
+        help="with --doctor: what CUDA tensors need, step by step; then collectives, exactness and speed "
+        "against NCCL on all GPUs, or on -np of them",
+    )
     add("--report", metavar="FILE", help="bytes and times at exit (DAD_REPORT)")
     add("--plan", action="store_const", const=True, help="print the plan after the first steps (DAD_PLAN)")
 

@@ -267,9 +267,16 @@ class Job:
             lines += [f"    {line}" for line in tail]
         else:
             lines.append("  it wrote nothing to stderr")
-        others = len(self._processes) - 1
-        if others:
-            lines.append(f"dadrun: the other {f'{others} ranks were' if others > 1 else 'rank was'} stopped")
+        others = [rank for rank in self._processes if rank is not culprit]
+        # One that left too early is often why the culprit failed.
+        before = [rank for rank in others if rank.exit_code == 0 and rank.ended_at <= culprit.ended_at]
+        if before:
+            names = ", ".join(rank.label for rank in before)
+            lines.append(f"dadrun: {names} had ended before, with exit code 0")
+        if stopped := len(others) - len(before):
+            lines.append(
+                f"dadrun: the other {f'{stopped} ranks were' if stopped > 1 else 'rank was'} stopped"
+            )
         return "\n".join(lines)
 
     def _say(self, text: str) -> None:
