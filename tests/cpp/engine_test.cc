@@ -8,6 +8,7 @@
 #include <future>
 #include <numeric>
 #include <random>
+#include <set>
 
 #include "engine_fixture.h"
 
@@ -626,21 +627,37 @@ TEST(EngineTest, TuningGoesOnWhileTheStepsDo) {
 }
 
 // A ring begins the sum of each piece at another rank, owners all at rank 0.
+// The steps of a new job in which a large tensor went around a ring; the line has its rate after
+// the first.
+std::set<int> StepsByRing(double line_rate) {
+  Options options;
+  options.ring_bytes = -1;
+  options.fusion_bytes = 1 << 21;
+  Job job(4, options);
+  std::set<int> by_ring;
+  job.Run([&](int rank) {
+    for (int step = 0; step < 4; ++step) {
+      // The sum depends on the order, and only in a ring that differs within a tensor.
+      Values values(std::vector<float>(1 << 20, rank == 1 ? 1.0f : rank == 0 ? 1e8f : -5e7f));
+      ASSERT_TRUE(job[rank].Submit(values.AllReduce("t"))->Wait(seconds(20)).ok());
+      const auto [least, most] = std::minmax_element(values.data.begin(), values.data.end());
+      if (rank == 0 && *least != *most) by_ring.insert(step);
+      if (step == 0) job.network().SetLineRate(line_rate);
+    }
+  });
+  return by_ring;
+}
+
 TEST(EngineTest, LargeTensorsGoAroundARingWhereTheLineIsSlow) {
   for (const double line_rate : {0.0, 10e6, 1e9}) {
-    Options options;
-    options.ring_bytes = -1;
-    options.fusion_bytes = 1 << 21;
-    Job job(4, options);
-    job.Run([&](int rank) {
-      for (int step = 0; step < 4; ++step) {
-        Values values(std::vector<float>(1 << 20, rank == 1 ? 1.0f : rank == 0 ? 1e8f : -5e7f));
-        ASSERT_TRUE(job[rank].Submit(values.AllReduce("t"))->Wait(seconds(20)).ok());
-        const auto [least, most] = std::minmax_element(values.data.begin(), values.data.end());
-        EXPECT_EQ(*least != *most, line_rate == 10e6 && step > 0) << line_rate << ", " << step;
-        if (step == 0) job.network().SetLineRate(line_rate);
-      }
-    });
+    std::set<int> by_ring;
+    // On a busy machine every answer may take so long at start-up that the ranks seem far apart:
+    // again.
+    for (int job = 0; job < 20; ++job) {
+      by_ring = StepsByRing(line_rate);
+      if (!by_ring.contains(0)) break;
+    }
+    EXPECT_EQ(by_ring, line_rate == 10e6 ? std::set<int>({1, 2, 3}) : std::set<int>()) << line_rate;
   }
 }
 
