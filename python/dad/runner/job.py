@@ -21,9 +21,11 @@ from dad.runner.remote import GRACE_SECONDS, SIGN_OF_LIFE_SECONDS
 _POLL_SECONDS = 0.1
 # How long output is awaited from a rank that has ended; a daemon of its may hold the pipe open.
 _DRAIN_SECONDS = 1.0
-# What the core says when a peer is gone, whatever exception of whatever framework it comes in. The peer has
-# so long to end by itself: then we know how it ended. It left us first, and may have much to tear down.
-_PEER_LOST = re.compile(r"\brank (\d+)(?:: | has ).*(?:its output says why|gave no sign of life)")
+# What the core says when a peer is gone, whatever exception of whatever framework it comes in. A peer
+# that has closed its connections has so long to end by itself, since it may have much to tear down: then
+# we know how it ended. One that is silent will not.
+_PEER_ENDED = re.compile(r"\brank (\d+)(?:: | has ).*its output says why")
+_PEER_LOST = re.compile(rf"{_PEER_ENDED.pattern}|\brank (\d+): gave no sign of life")
 _CULPRIT_SECONDS = 5.0
 _SSH_FAILED = 255
 
@@ -136,7 +138,7 @@ class Job:
         # What a rank has said is known when its pipes are closed.
         failed = [rank for rank in self._processes if rank.exit_code and (rank.open_pipes == 0 or rank.done)]
         running = {rank.label for rank in self._processes if rank.exit_code is None}
-        lost = [_lost_peer(rank) for rank in failed]
+        lost = [_lost_peer(rank, _PEER_ENDED) for rank in failed]
         is_clear = lost != [] and (None in lost or running.isdisjoint(lost))
         if is_clear or time.monotonic() - self._failed_at > _CULPRIT_SECONDS:
             self._stop()
@@ -295,11 +297,11 @@ class Job:
             print(text, file=self._messages, flush=True)
 
 
-def _lost_peer(rank: RankProcess) -> str | None:
-    """The label of the rank whose end this one reported last; a script may print what it has caught."""
+def _lost_peer(rank: RankProcess, message: re.Pattern[str] = _PEER_LOST) -> str | None:
+    """The label of the rank whose loss this one reported last; a script may print what it has caught."""
     for line in [*reversed(rank.stderr.tail), *reversed(rank.stdout.tail)]:
-        if found := _PEER_LOST.search(line):
-            return f"rank {found[1]}"
+        if found := message.search(line):
+            return f"rank {found[found.lastindex or 0]}"
     return None
 
 
