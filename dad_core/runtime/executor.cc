@@ -366,13 +366,22 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   if (--request.parts_left > 0) return;
   if (request.meta.tensors.empty()) return done_(part.request);  // a barrier
   TensorTraffic& traffic = traffic_[request.meta.name];
+  if (traffic.kind != request.meta.kind || traffic.method != request.meta.method) {
+    traffic.kind = request.meta.kind;
+    traffic.method = request.meta.method;
+    traffic.recent = {};
+  }
   ++traffic.steps;
+  ++traffic.recent.steps;
   traffic.sent += request.sent_bytes;
+  traffic.recent.sent += request.sent_bytes;
   traffic.received += request.received_bytes;
   traffic.device += request.device_bytes;
   if (request.started != std::chrono::steady_clock::time_point()) {
     const auto now = std::chrono::steady_clock::now();
-    traffic.seconds += std::chrono::duration<double>(now - request.started).count();
+    const double seconds = std::chrono::duration<double>(now - request.started).count();
+    traffic.seconds += seconds;
+    traffic.recent.seconds += seconds;
   }
   if (request.meta.method != "none") {
     traffic.effective = request.report.effective;

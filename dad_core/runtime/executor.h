@@ -7,9 +7,11 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "dad/engine.h"
 #include "exchange/exchange.h"
 #include "runtime/device_lane.h"
 #include "runtime/request_state.h"
@@ -36,6 +38,11 @@ struct TensorTraffic {
   int64_t dense = 0;
   double effective = -1.0;  // of the last step
   double seconds = 0.0;
+  // Of these, since the name began to stand for this kind and method: a weight is broadcast and
+  // warms up densely under the name of its gradient.
+  OpKind kind = OpKind::kAllReduce;
+  std::string method;
+  RecentTraffic recent;
 };
 
 class Executor {

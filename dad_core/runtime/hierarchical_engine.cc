@@ -34,6 +34,9 @@ Stats Folded(Stats stats) {
     all.dense_bytes = std::max(all.dense_bytes, step.dense_bytes);
     all.effective = std::max(all.effective, step.effective);
     all.seconds += step.seconds;
+    all.recent.steps = std::max(all.recent.steps, step.recent.steps);
+    all.recent.sent += step.recent.sent;
+    all.recent.seconds += step.recent.seconds;
   }
   stats.tensors.clear();
   for (auto& [name, one] : by_name) stats.tensors.push_back(std::move(one));

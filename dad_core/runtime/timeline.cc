@@ -1,6 +1,10 @@
 #include "runtime/timeline.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 
 #include "runtime/executor.h"
@@ -35,26 +39,40 @@ std::string Escaped(const std::string& text) {
 // Tracks of different ranks must not meet when their files are joined.
 constexpr int kTracksPerRank = 1000000;
 
+// Events are written together, at the latest with the first that comes after this time.
+constexpr size_t kFlushBytes = 64 << 10;
+constexpr std::chrono::seconds kFlushEvery{1};
+
+template <typename... Values>
+std::string Format(const char* format, Values... values) {
+  std::string text(static_cast<size_t>(snprintf(nullptr, 0, format, values...)), '\0');
+  snprintf(text.data(), text.size() + 1, format, values...);
+  return text;
+}
+
 }  // namespace
 
 Status Timeline::Start(const std::string& path, bool mark_cycles) {
   std::lock_guard lock(mutex_);
-  if (file_ != nullptr) return Status::InvalidArgument("a timeline is being written already");
-  file_ = std::fopen(path.c_str(), "w");
-  if (file_ == nullptr) {
+  if (file_ >= 0) return Status::InvalidArgument("a timeline is being written already");
+  file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+  if (file_ < 0) {
     return Status::InvalidArgument("timeline " + path + ": " + std::strerror(errno));
   }
+  end_ = 0;
+  failed_ = false;
   mark_cycles_ = mark_cycles;
   zero_ = Clock::now();
   tracks_.clear();
   const auto unix_us = std::chrono::duration_cast<std::chrono::microseconds>(
                            std::chrono::system_clock::now().time_since_epoch())
                            .count();
-  std::fprintf(file_,
-               "[\n{\"name\":\"dad_clock\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"rank\":%d,"
-               "\"start_unix_us\":%lld,\"offset_to_rank0_us\":%lld}}",
-               rank_ * kTracksPerRank, rank_, static_cast<long long>(unix_us),
-               static_cast<long long>(offset_us_));
+  pending_ = Format(
+      "[\n{\"name\":\"dad_clock\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"rank\":%d,"
+      "\"start_unix_us\":%lld,\"offset_to_rank0_us\":%lld}}",
+      rank_ * kTracksPerRank, rank_, static_cast<long long>(unix_us),
+      static_cast<long long>(offset_us_));
+  Flush();
   on_ = true;
   return Status::Ok();
 }
@@ -62,12 +80,11 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
 Status Timeline::Stop() {
   std::lock_guard lock(mutex_);
   on_ = false;
-  if (file_ == nullptr) return Status::Ok();
-  std::fputs("\n]\n", file_);
-  const bool failed = std::ferror(file_) != 0;
-  const bool closed = std::fclose(file_) == 0;
-  file_ = nullptr;
-  return failed || !closed ? Status::Internal("timeline: writing failed") : Status::Ok();
+  if (file_ < 0) return Status::Ok();
+  Flush();
+  const bool closed = close(file_) == 0;
+  file_ = -1;
+  return failed_ || !closed ? Status::Internal("timeline: writing failed") : Status::Ok();
 }
 
 void Timeline::Negotiated(const RequestState& request) {
@@ -93,21 +110,19 @@ void Timeline::Finished(const RequestState& request) {
 void Timeline::Cycle() {
   if (!on_) return;
   std::lock_guard lock(mutex_);
-  if (file_ == nullptr || !mark_cycles_) return;
-  std::fprintf(file_,
-               ",\n{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
-               static_cast<long long>(Micros(Clock::now())), rank_ * kTracksPerRank);
+  if (file_ < 0 || !mark_cycles_) return;
+  Append(Format("{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
+                static_cast<long long>(Micros(Clock::now())), rank_ * kTracksPerRank));
 }
 
 void Timeline::Write(const std::string& tensor, const std::string& what, Clock::time_point from,
                      Clock::time_point to) {
   std::lock_guard lock(mutex_);
-  if (file_ == nullptr || from < zero_) return;
+  if (file_ < 0 || from < zero_) return;
   const int track = TrackOf(tensor);
-  std::fprintf(file_,
-               ",\n{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
-               what.c_str(), static_cast<long long>(Micros(from)),
-               static_cast<long long>(Micros(to) - Micros(from)), track);
+  Append(Format("{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
+                what.c_str(), static_cast<long long>(Micros(from)),
+                static_cast<long long>(Micros(to) - Micros(from)), track));
 }
 
 int64_t Timeline::Micros(Clock::time_point at) const {
@@ -118,12 +133,37 @@ int Timeline::TrackOf(const std::string& tensor) {
   const int next = rank_ * kTracksPerRank + 1 + static_cast<int>(tracks_.size());
   const auto [found, is_new] = tracks_.emplace(tensor, next);
   if (is_new) {
-    std::fprintf(file_,
-                 ",\n{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\","
-                 "\"rank\":%d}}",
-                 next, Escaped(tensor).c_str(), rank_);
+    Append(
+        Format("{\"name\":\"process_name\",\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"%s\","
+               "\"rank\":%d}}",
+               next, Escaped(tensor).c_str(), rank_));
   }
   return found->second;
+}
+
+void Timeline::Append(const std::string& event) {
+  pending_ += ",\n" + event;
+  if (pending_.size() >= kFlushBytes || Clock::now() - flushed_at_ >= kFlushEvery) Flush();
+}
+
+// What goes out together ends with the bracket that closes the array, and begins where the one
+// before it is: whatever ends this process, the file can be read.
+void Timeline::Flush() {
+  flushed_at_ = Clock::now();
+  const size_t events = pending_.size();
+  pending_ += "\n]\n";
+  for (size_t done = 0; done < pending_.size();) {
+    const ssize_t count = pwrite(file_, pending_.data() + done, pending_.size() - done,
+                                 static_cast<off_t>(end_ + static_cast<int64_t>(done)));
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) {
+      failed_ = true;
+      break;
+    }
+    done += static_cast<size_t>(count);
+  }
+  end_ += static_cast<int64_t>(events);
+  pending_.clear();
 }
 
 }  // namespace dad

@@ -1,12 +1,11 @@
 // A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto
-// open it. One file per rank, valid JSON once it is stopped. Thread-safe to start and
-// stop; events come from the worker.
+// open it. One file per rank, valid JSON at any time: a rank that is killed leaves one without its
+// last second. Thread-safe to start and stop; events come from the worker.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -46,12 +45,18 @@ class Timeline {
              Clock::time_point to);
   int64_t Micros(Clock::time_point at) const;
   int TrackOf(const std::string& tensor);
+  void Append(const std::string& event);
+  void Flush();
 
   const int rank_;
   int64_t offset_us_ = 0;
   std::atomic<bool> on_{false};
   std::mutex mutex_;  // guards all below
-  std::FILE* file_ = nullptr;
+  int file_ = -1;
+  int64_t end_ = 0;      // where the closing bracket is
+  std::string pending_;  // whole events that are not in the file yet
+  Clock::time_point flushed_at_;
+  bool failed_ = false;
   bool mark_cycles_ = false;
   Clock::time_point zero_;
   std::unordered_map<std::string, int> tracks_;

@@ -229,6 +229,11 @@ py::dict StatsAsDict() {
     row["dense_bytes"] = tensor.dense_bytes;
     row["ratio"] = Ratio(tensor.dense_bytes, tensor.wire_bytes_sent, tensor.device_bytes);
     row["seconds"] = tensor.seconds;
+    py::dict recent;
+    recent["steps"] = tensor.recent.steps;
+    recent["wire_bytes_sent"] = tensor.recent.sent;
+    recent["seconds"] = tensor.recent.seconds;
+    row["recent"] = recent;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
     tensors[py::str(tensor.name)] = row;
   }

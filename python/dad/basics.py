@@ -174,7 +174,8 @@ def stop_timeline() -> None:
 
 def stats() -> dict[str, Any]:
     """Bytes counted at the socket since init() or reset_stats(), in total and per tensor; beside them
-    `device_bytes`, what was handed to NCCL, which does not say what it sends (docs/gpu.md)."""
+    `device_bytes`, what was handed to NCCL, which does not say what it sends (docs/gpu.md). A tensor's
+    `recent` has what belongs to the method it goes by now."""
     return _core.stats()
 
 

@@ -46,7 +46,8 @@ def plan_rows(
     """One row per tensor. Bytes are those that one rank sends in a step; bytes and ms of tensors that travel
     together are those of the whole, in the row of the first.
 
-    why: of tensors that are not planned for. measured: what stats() has per tensor."""
+    why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
+    since a tensor took its present method counts: warm-up steps are no part of the plan."""
     share = 2 * (size - 1) / size
     places = {}
     for choice in choices:
@@ -59,9 +60,9 @@ def plan_rows(
     for slot in slots:
         choice, place = places.get(slot.name, (None, 0))
         if choice is None or not slot.planned:
-            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name)))
+            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name, {})))
         else:
-            rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0])))
+            rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0], {})))
     return rows
 
 
@@ -80,19 +81,23 @@ def _row(slot: Planned, share: float, method: str, why: str, sent: float) -> dic
     }
 
 
-def _unplanned_row(slot: Planned, share: float, why: str, measured: Any) -> dict[str, Any]:
+def _measured_ms(measured: dict[str, Any]) -> float | None:
+    recent = measured.get("recent")
+    return 1e3 * recent["seconds"] / recent["steps"] if recent and recent["steps"] else None
+
+
+def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, Any]) -> dict[str, Any]:
     method = method_name(slot.compressor)
     itemsize = 2 if method in ("fp16", "bf16") and slot.floating else slot.element_bytes
     if slot.method is not None:
         method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
     row = _row(slot, share, method, why, share * math.prod(slot.shape) * itemsize)
-    if measured and measured["steps"]:
-        row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
+    row["measured_ms"] = _measured_ms(measured)
     return row
 
 
 def _planned_row(
-    slot: Planned, share: float, choice: planner.Choice, place: int, measured: Any
+    slot: Planned, share: float, choice: planner.Choice, place: int, measured: dict[str, Any]
 ) -> dict[str, Any]:
     first = next(name for name, _ in choice.own())
     method, why = planner.describe(choice), choice.why
@@ -101,18 +106,17 @@ def _planned_row(
         why = f"rides with {weight}"
     elif slot.name != first:
         why = f"in the chain that begins with {first}"
-    elif choice.kind == "sparse" and measured and "effective" in measured:
+    elif choice.kind == "sparse" and "effective" in measured:
         why += f"; {100 * measured['effective']:.3g} % sent in the last step"
     sent = choice.num_bytes
     # What devices move among themselves is not seen at the socket: the prediction stands.
-    if measured and measured["steps"] and not measured.get("device_bytes"):
-        sent = measured["wire_bytes_sent"] / measured["steps"]
+    if (ms := _measured_ms(measured)) is not None and not measured.get("device_bytes"):
+        sent = measured["recent"]["wire_bytes_sent"] / measured["recent"]["steps"]
     row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
     row["rows"] = choice.rows if choice.capture != "off" else None
     if slot.name == first:
         row["predicted_ms"] = 1e3 * choice.seconds
-        if measured and measured["steps"]:
-            row["measured_ms"] = 1e3 * measured["seconds"] / measured["steps"]
+        row["measured_ms"] = ms
     return row
 
 

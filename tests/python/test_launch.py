@@ -178,26 +178,64 @@ def test_rank_killed_by_a_signal_is_named_before_those_that_noticed():
     assert "rank 1 on localhost failed: killed by signal 9" in done.stderr
 
 
-def test_rank_that_fails_is_named_before_those_that_lost_it():
-    # The interpreter of rank 1 takes longer to end than rank 0 to hear of it.
+LOST = "rank 1 has shut down or ended, and its part in this collective is missing: its output says why"
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        f"sys.exit('dad.errors.DadInternalError: {LOST}')",
+        f"sys.exit('tensorflow.python.framework.errors_impl.UnknownError: {{{{node}}}} {LOST} [Op:DadAllreduce]')",
+        f"print('[dad rank 0] ERROR: giving up: {LOST}'); sys.exit(1)",
+    ],
+)
+def test_rank_that_fails_is_named_before_those_that_lost_it(how):
+    # Rank 1 takes longer to end than rank 0 to hear of it, and rank 2 has heard of it from rank 0.
     script = (
         "import os, sys, time\n"
-        "if os.environ['DAD_RANK'] == '1':\n"
-        " time.sleep(0.5)\n"
+        "rank = int(os.environ['DAD_RANK'])\n"
+        "if rank == 1:\n"
+        " time.sleep(2)\n"
         " sys.exit(3)\n"
-        "sys.exit('dad.errors.DadInternalError: rank 1 has shut down')\n"
+        "if rank == 2:\n"
+        " sys.exit('dad.errors.DadInternalError: rank 0: closed: it ended or was killed, its output says why')\n"
+        f"{how}\n"
     )
-    done = dadrun("-np", "2", sys.executable, "-c", script)
+    done = dadrun("-np", "3", sys.executable, "-c", script)
     assert done.returncode == 3
     assert "rank 1 on localhost failed: exit code 3" in done.stderr
 
 
-def test_rank_that_left_early_is_named_beside_the_one_that_failed():
+@pytest.mark.parametrize(
+    ("lost", "seconds"),
+    [("rank 1: gave no sign of life for 2 s", 4), (LOST, 9)],  # the second may still be about to end
+)
+def test_lost_rank_that_does_not_end_is_shown_beside_the_one_that_lost_it(lost, seconds):
+    script = (
+        "import os, sys, time\n"
+        "if os.environ['DAD_RANK'] == '1':\n"
+        " print('deep in thought', file=sys.stderr)\n"
+        " os.kill(os.getpid(), 19)\n"
+        "time.sleep(0.5)\n"
+        f"sys.exit('dad.errors.DadInternalError: {lost}')\n"
+    )
+    start = time.monotonic()
+    done = dadrun("-np", "2", sys.executable, "-c", script)
+    assert time.monotonic() - start < seconds
+    assert done.returncode == 1
+    block = done.stderr[done.stderr.index("dadrun: ") :]
+    assert block.startswith("dadrun: rank 0 on localhost failed: exit code 1")
+    assert "dadrun: rank 1 on localhost, which it lost, was still there and was stopped\n" in block
+    assert "    deep in thought" in block
+
+
+@pytest.mark.parametrize("seconds", [0, 1.5])  # the interpreter may take longer to end than a peer to notice
+def test_rank_that_left_early_is_named_beside_the_one_that_failed(seconds):
     script = (
         "import os, sys, time\n"
         "rank = int(os.environ['DAD_RANK'])\n"
-        "time.sleep([0.5, 0, 600][rank])\n"
-        "sys.exit('dad.errors.DadInternalError: rank 1 has ended' if rank == 0 else 0)\n"
+        f"time.sleep([0.5, {seconds}, 600][rank])\n"
+        f"sys.exit('dad.errors.DadInternalError: {LOST}' if rank == 0 else 0)\n"
     )
     done = dadrun("-np", "3", sys.executable, "-c", script)
     assert done.returncode == 1

@@ -573,6 +573,26 @@ def check_the_plan_has_the_columns_of_the_contract():
     assert tensors["0.weight"]["steps"] >= 3
 
 
+def check_the_plan_counts_what_its_method_sends():
+    # The weights were broadcast, and two steps were dense: neither is a part of what the method sends.
+    model = net(torch.float32)
+    hvd().broadcast_parameters(model.state_dict(), root_rank=0)
+    optimizer = distributed(model, "rank_dad:rank=2,warmup_steps=2")
+    hvd().reset_stats()
+    hvd().broadcast_parameters(model.state_dict(), root_rank=0)
+    for _ in range(6):
+        optimizer.zero_grad()
+        model(data(dtype=torch.float32)).sum().backward()
+        optimizer.step()
+    row = next(row for row in optimizer.plan() if row["name"] == "2.weight")
+    tensors = hvd().stats()["tensors"]
+    gradient = tensors[row["name"]]
+    assert gradient["steps"] == 6 and gradient["recent"]["steps"] == 4, gradient
+    assert row["bytes"] == round(gradient["recent"]["wire_bytes_sent"] / 4)
+    assert row["ratio"] > 4 * gradient["ratio"], (row, gradient)
+    assert tensors["broadcast." + row["name"]]["steps"] == 1, tensors
+
+
 def check_grad_scaler_and_autocast_with_exact_methods():
     """An infinite loss on one rank: all skip the step, and go on."""
     for method in ("dad", "edad", "exact"):

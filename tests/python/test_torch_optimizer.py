@@ -208,6 +208,19 @@ def check_synchronize_before_all_passes_sends_what_there_is():
     assert_gradients(model, expected)
 
 
+def check_an_optimizer_that_one_rank_refuses_leaves_no_trace():
+    # The ranks number what they agree on by their optimizers.
+    model = net()
+    if hvd().rank() == 0:
+        for options in ({"named_parameters": [("a", p) for p in model.parameters()]}, {"groups": "two"}):
+            with pytest.raises(ValueError):
+                distributed(model, **options)
+    optimizer = distributed(model, compression="rank_dad:rank=1")
+    model(data()).sum().backward()
+    optimizer.step()
+    hvd().check_replicas(model)
+
+
 def check_misuse():
     model = net()
     optimizer = distributed(model)
@@ -235,6 +248,8 @@ def check_misuse():
     for options in (
         {"backward_passes_per_step": 0},
         {"gradient_predivide_factor": 2.0, "op": hvd().Sum},
+        {"gradient_predivide_factor": 0.0},
+        {"process_set": 3},
         {"groups": 0},
         {"groups": [[params[0][1], params[0][1]]]},
         {"compression": "gzip"},

@@ -35,6 +35,12 @@ struct World {
   std::string plugin_dir;  // where libdad_<transport>.so lie
 };
 
+struct RecentTraffic {
+  int64_t steps = 0;
+  int64_t sent = 0;
+  double seconds = 0.0;
+};
+
 struct TensorStats {
   std::string name;
   int64_t steps = 0;
@@ -49,6 +55,7 @@ struct TensorStats {
   // for methods that have neither.
   double effective = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
+  RecentTraffic recent;  // of these, since it last changed its collective or method
 };
 
 struct Stats {

@@ -104,6 +104,7 @@ class Child:
     def terminate(self):
         if self.kill_at is None:
             self.signal_group(signal.SIGTERM)
+            self.signal_group(signal.SIGCONT)  # one that is stopped would not hear of it
             self.kill_at = time.monotonic() + self.grace_seconds
 
     def reap(self):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import selectors
 import signal
 import subprocess
@@ -20,9 +21,12 @@ from dad.runner.remote import GRACE_SECONDS, SIGN_OF_LIFE_SECONDS
 _POLL_SECONDS = 0.1
 # How long output is awaited from a rank that has ended; a daemon of its may hold the pipe open.
 _DRAIN_SECONDS = 1.0
-# What a rank raises when a peer is gone. The peer has so long to end by itself: then we know how it ended.
-_PEER_LOST = "dad.errors.DadInternalError:"
-_CULPRIT_SECONDS = 1.0
+# What the core says when a peer is gone, whatever exception of whatever framework it comes in. A peer
+# that has closed its connections has so long to end by itself, since it may have much to tear down: then
+# we know how it ended. One that is silent will not.
+_PEER_ENDED = re.compile(r"\brank (\d+)(?:: | has ).*its output says why")
+_PEER_LOST = re.compile(rf"{_PEER_ENDED.pattern}|\brank (\d+): gave no sign of life")
+_CULPRIT_SECONDS = 5.0
 _SSH_FAILED = 255
 
 
@@ -131,8 +135,11 @@ class Job:
     def _stop_after_failure(self) -> None:
         if self._failed_at is None:
             return
-        failed = [rank for rank in self._processes if rank.exit_code]
-        is_clear = any(rank.open_pipes == 0 and not _blames_a_peer(rank) for rank in failed)
+        # What a rank has said is known when its pipes are closed.
+        failed = [rank for rank in self._processes if rank.exit_code and (rank.open_pipes == 0 or rank.done)]
+        running = {rank.label for rank in self._processes if rank.exit_code is None}
+        lost = [_lost_peer(rank, _PEER_ENDED) for rank in failed]
+        is_clear = lost != [] and (None in lost or running.isdisjoint(lost))
         if is_clear or time.monotonic() - self._failed_at > _CULPRIT_SECONDS:
             self._stop()
 
@@ -238,7 +245,7 @@ class Job:
         failed = [rank for rank in self._processes if rank.exit_code and not self._is_victim(rank)]
         return min(
             failed,
-            key=lambda rank: (not _by_signal(rank.exit_code), _blames_a_peer(rank), rank.ended_at),
+            key=lambda rank: (not _by_signal(rank.exit_code), _lost_peer(rank) is not None, rank.ended_at),
             default=None,
         )
 
@@ -260,19 +267,25 @@ class Job:
             what = f"killed by signal {code - 128} ({signal.Signals(code - 128).name})"
         else:
             what = f"exit code {code}"
-        lines = [f"dadrun: {culprit.label} on {culprit.host} failed: {what}"]
-        tail = list(culprit.stderr.tail)
-        if tail:
-            lines.append("  the last lines of its stderr:")
-            lines += [f"    {line}" for line in tail]
-        else:
-            lines.append("  it wrote nothing to stderr")
+        lines = [f"dadrun: {culprit.label} on {culprit.host} failed: {what}", *_last_lines(culprit)]
         others = [rank for rank in self._processes if rank is not culprit]
         # One that left too early is often why the culprit failed.
-        before = [rank for rank in others if rank.exit_code == 0 and rank.ended_at <= culprit.ended_at]
+        lost = _lost_peer(culprit)
+        before = [
+            rank
+            for rank in others
+            if rank.exit_code == 0
+            and (rank.ended_at <= culprit.ended_at or (rank.label == lost and not rank.told_to_stop))
+        ]
         if before:
             names = ", ".join(rank.label for rank in before)
             lines.append(f"dadrun: {names} had ended before, with exit code 0")
+        for rank in others:
+            if rank.label == lost and rank.told_to_stop:
+                lines.append(f"dadrun: {lost} on {rank.host}, which it lost, was still there and was stopped")
+                lines += _last_lines(rank)
+                others.remove(rank)
+                break
         if stopped := len(others) - len(before):
             lines.append(
                 f"dadrun: the other {f'{stopped} ranks were' if stopped > 1 else 'rank was'} stopped"
@@ -284,8 +297,18 @@ class Job:
             print(text, file=self._messages, flush=True)
 
 
-def _blames_a_peer(rank: RankProcess) -> bool:
-    return any(line.startswith(_PEER_LOST) for line in rank.stderr.tail)
+def _lost_peer(rank: RankProcess, message: re.Pattern[str] = _PEER_LOST) -> str | None:
+    """The label of the rank whose loss this one reported last; a script may print what it has caught."""
+    for line in [*reversed(rank.stderr.tail), *reversed(rank.stdout.tail)]:
+        if found := message.search(line):
+            return f"rank {found[found.lastindex or 0]}"
+    return None
+
+
+def _last_lines(rank: RankProcess) -> list[str]:
+    if not rank.stderr.tail:
+        return ["  it wrote nothing to stderr"]
+    return ["  the last lines of its stderr:", *(f"    {line}" for line in rank.stderr.tail)]
 
 
 def _by_signal(code: int | None) -> bool:

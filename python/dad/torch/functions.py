@@ -27,7 +27,10 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     for name, tensor in named:
         if tensor is not None and not isinstance(tensor, torch.Tensor):
             raise ValueError(f"params[{name!r}] is a {type(tensor).__name__}, not a tensor")
-    _broadcast_all([(name, tensor) for name, tensor in named if tensor is not None], root_rank)
+    # Not the bare name, which is that of the gradient: stats() keeps them apart, as Horovod's timeline does.
+    _broadcast_all(
+        [(name and f"broadcast.{name}", tensor) for name, tensor in named if tensor is not None], root_rank
+    )
 
 
 def _broadcast_all(named: list[tuple[str | None, torch.Tensor]], root_rank: int) -> None:

@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -50,10 +50,16 @@ from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 
 # Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
 # user's own collectives.
-_streams: dict[int, Iterator[int]] = collections.defaultdict(lambda: itertools.count(1))
+_num_streams: collections.Counter[int | None] = collections.Counter()
 _capture_owners = itertools.count(1)
 _live: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 _MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
+
+
+def next_stream(process_set: ProcessSet) -> int:
+    """What the next GradientSync will have. One that was refused for its arguments takes none: the ranks
+    where it was not would count differently from then on."""
+    return _num_streams[process_set.process_set_id] + 1
 
 
 class GradientSync:
@@ -77,7 +83,8 @@ class GradientSync:
         self.sparse_as_dense = sparse_as_dense
         self.process_set = process_set
         self.loss_scale = grad_scaler.loss_scale  # what this step's loss is multiplied with
-        self.stream = next(_streams[process_set.process_set_id])
+        self.stream = next_stream(process_set)
+        _num_streams[process_set.process_set_id] = self.stream
         self._owner = next(_capture_owners)
         self.units: list[Unit] = []
         self.slots: dict[torch.Tensor, Slot] = {}

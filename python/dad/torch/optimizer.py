@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import sys
 import warnings
@@ -14,6 +15,7 @@ import torch
 
 from dad import compression as _methods
 from dad._lib import _core
+from dad.arguments import set_id
 from dad.basics import Adasum, Average, Sum, rank, size
 from dad.log import log
 from dad.plan_table import format_plan, method_name, plan_rows
@@ -21,7 +23,7 @@ from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
 from dad.torch.adasum import DeltaOptimizer
-from dad.torch.gradient_sync import GradientSync
+from dad.torch.gradient_sync import GradientSync, next_stream
 from dad.torch.naming import name_parameters, new_names, split_groups
 from dad.torch.ops import allreduce
 
@@ -227,6 +229,10 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor needs op=Average")
+    if not 0 < gradient_predivide_factor < math.inf:
+        raise ValueError(
+            f"gradient_predivide_factor={gradient_predivide_factor} is not possible; a number above 0"
+        )
     if backward_passes_per_step <= 0:
         raise ValueError(f"backward_passes_per_step={backward_passes_per_step} is not possible; 1 or more")
     if weighted and op != Average:
@@ -248,6 +254,8 @@ def DistributedOptimizer(
         )
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
+    set_id(process_set)  # that there is such a set
+    active = process_set.included() and (process_set.size() > 1 or _elastic())
 
     if op == Adasum and size() > 1:
         wrapped = _with_base(DeltaOptimizer, optimizer)
@@ -255,6 +263,9 @@ def DistributedOptimizer(
         wrapped._dad_init(named, compression, process_set)
         return wrapped
 
+    prefix = f"allreduce.noname.{next_stream(process_set)}"
+    named = name_parameters(optimizer.param_groups, named_parameters, prefix)
+    grouped = split_groups([param for _, param in named], groups)
     sync = GradientSync(
         compression=compression,
         op=op,
@@ -264,10 +275,6 @@ def DistributedOptimizer(
         process_set=process_set,
         weighted=weighted,
     )
-    prefix = f"allreduce.noname.{sync.stream}"
-    named = name_parameters(optimizer.param_groups, named_parameters, prefix)
-    grouped = split_groups([param for _, param in named], groups)
-    active = process_set.included() and (process_set.size() > 1 or _elastic())
     wrapped = _with_base(GradientOptimizer, optimizer)
     wrapped._dad_init(sync, active, model)
     if active:
