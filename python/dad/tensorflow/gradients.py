@@ -384,14 +384,15 @@ class GradientReducer:
 
 def _all_or_none(gradients: list[Any]) -> list[Any]:
     """A graph updates a variable as soon as its gradient is there. If another gradient of the step fails
-    later, some ranks would have updated it and some not: so all are there, or none."""
+    later, some ranks would have updated it and some not: so all are there, or none. By an op of ours:
+    TensorFlow's optimizers of graphs take IdentityN apart."""
     if is_eager():
         return gradients
     present = [g for g in gradients if g is not None]
     flat = tf.nest.flatten(present, expand_composites=True)
     if len(flat) < 2:
         return gradients
-    held = tf.nest.pack_sequence_as(present, tf.raw_ops.IdentityN(input=flat), expand_composites=True)
+    held = tf.nest.pack_sequence_as(present, lib.dad_all_or_none(tensors=flat), expand_composites=True)
     remaining = iter(held)
     return [None if g is None else next(remaining) for g in gradients]
 
