@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.arguments import reduce_op, set_id
+from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.plan_table import format_plan, plan_rows
 from dad.planned_methods import has_planned_method, planned_method
@@ -117,8 +117,10 @@ class GradientReducer:
         device_dense: str = "",
         device_sparse: str = "",
         stream: int = TAPE_STREAM,
+        model: Any = None,
     ) -> None:
         self.name = name
+        self.model = model
         self.compression = resolve(compression)
         self.sparse_as_dense = sparse_as_dense
         self.op = reduce_op(op)
@@ -157,6 +159,7 @@ class GradientReducer:
     ) -> list[Any]:
         """loss_scale: what the loss was multiplied with. recorder: of eager gradients (factors.py)."""
         results = list(gradients)
+        require_variables_of(self.model, variables)
         if not is_active(self.process_set):
             return results
         if recorder is None and is_eager():
