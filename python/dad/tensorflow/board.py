@@ -199,8 +199,10 @@ class Board:
 
     def _gather(self, what: str, mine: Any) -> list[Any]:
         number = self.process_set.process_set_id
-        # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
-        _core.barrier(number, self._wire_name(next(iter(self.tensors))))
+        # A rank without a method for this tensor sends it now: the two do not fit, and both get an error
+        # that names the compression of each.
+        first = next(iter(self.tensors.values()))
+        _core.barrier(number, self._wire_name(first.name), first.method.spec())
         data = json.dumps(mine).encode()
         return [json.loads(one) for one in _core.gather_bytes(f"{what}.{self._stream}", data, number)]
 
@@ -260,7 +262,9 @@ class Board:
             for name in {**wanted, **tensors}:
                 here, there = (" ".join(of.get(name, ["nothing"])) for of in (wanted, tensors))
                 if here != there:
-                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
+                    raise MismatchError(
+                        f'ranks disagree on "{name}": {here} on rank {first}, {there} on rank {rank}'
+                    )
         return [{name: _observation(one) for name, one in seen.items()} for *_, seen in all_ranks]
 
     def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
