@@ -1,8 +1,8 @@
 // The signatures of dad's ops.
 //
-// All are stateful: no optimizer may run them while it folds constants, merge two of them or drop
-// one. In a tf.function that would also make them run one after the other;
-// python/dad/tensorflow/graph.py says which may run at any time.
+// All that talk to other ranks are stateful: no optimizer may run them while it folds constants,
+// merge two of them or drop one. In a tf.function that would also make them run one after the
+// other; python/dad/tensorflow/graph.py says which may run at any time.
 //
 //   names        of the tensors on the wire. One for all: they are sent together or not at all.
 //   Empty:
@@ -220,6 +220,14 @@ REGISTER_OP("DadReturnLast")
     .Input("finite: bool")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Its inputs, once all are there. TensorFlow's own IdentityN would do, if its optimizer of
+// dependencies did not take it apart.
+REGISTER_OP("DadAllOrNone")
+    .Attr("T: list(type) >= 1")
+    .Input("tensors: T")
+    .Output("same: T")
+    .SetShapeFn(LikeInputs);
 
 REGISTER_OP("DadJoin")
     .Attr("user_waits: bool = false")

@@ -111,6 +111,14 @@ void Negotiator::FailDifferentKinds(Decision& decision) {
     const auto found = by_name_.find(name);
     if (found == by_name_.end() || found->second.size() < 2) continue;
     const auto entries = found->second;
+    // Ranks that plan for a tensor meet at a barrier of its name first, which has their compression
+    // for its terms. To a user that is what differs, not the barrier.
+    const bool plans = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
+      const auto& metas = entry->metas;
+      return std::any_of(metas.begin(), metas.end(), [](const auto& meta) {
+        return meta.has_value() && meta->kind == OpKind::kBarrier && !meta->terms.empty();
+      });
+    });
     std::string values;
     bool all = true;
     for (size_t member = 0; member < members_.size(); ++member) {
@@ -118,7 +126,9 @@ void Negotiator::FailDifferentKinds(Decision& decision) {
         return entry->metas[member].has_value();
       });
       if (mine != entries.end()) {
-        values += (values.empty() ? "" : ", ") + std::string(Name((*mine)->key.kind)) +
+        const RequestMeta& meta = *(*mine)->metas[member];
+        const std::string compression = meta.kind == OpKind::kBarrier ? meta.terms : meta.method;
+        values += (values.empty() ? "" : ", ") + (plans ? compression : Name(meta.kind)) +
                   " on rank " + std::to_string(members_[member]);
       } else if (!joined_[member]) {
         all = false;
@@ -130,7 +140,10 @@ void Negotiator::FailDifferentKinds(Decision& decision) {
     }
     for (const auto& entry : entries) {
       decision.failed.push_back(
-          {entry->key, "ranks disagree on \"" + name + "\": collective " + values});
+          {entry->key, "ranks disagree on \"" + name + "\": " +
+                           (plans ? "compression " + values +
+                                        "; all need the same one, with the same warmup_steps"
+                                  : "collective " + values)});
       Erase(entry);
     }
   }

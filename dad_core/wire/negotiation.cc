@@ -123,7 +123,9 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }
   if (a.method != b.method) return differs("method", a.method, b.method);
-  if (a.terms != b.terms) return differs("terms", a.terms, b.terms);
+  if (a.terms != b.terms) {
+    return differs(a.kind == OpKind::kBarrier ? "compression" : "terms", a.terms, b.terms);
+  }
   // Whose state a method goes on with.
   if (a.method != "none" && a.stream != b.stream) {
     return differs("stream", std::to_string(a.stream), std::to_string(b.stream));

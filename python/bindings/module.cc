@@ -311,13 +311,14 @@ PYBIND11_MODULE(_core, m) {
   m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
   m.def(
       "barrier",
-      [](int process_set, const std::string& name) {
+      [](int process_set, const std::string& name, const std::string& terms) {
         dad::Request request = Bare(dad::OpKind::kBarrier, process_set);
         request.recurring = name.empty();
         if (!name.empty()) request.name = name;
+        request.terms = terms;
         RunBare(std::move(request));
       },
-      py::arg("process_set") = 0, py::arg("name") = "");
+      py::arg("process_set") = 0, py::arg("name") = "", py::arg("terms") = "");
 
   m.def("gather_bytes", &GatherBytes, py::arg("name"), py::arg("mine"), py::arg("process_set"));
 

@@ -74,3 +74,21 @@ def weights_of(local_layers: Any) -> list[Any]:
         if not layer.built:
             raise ValueError(f"the local layer {layer.name} has no weights yet: build the model first")
     return [weight for layer in layers for weight in layer.trainable_weights]
+
+
+def require_model(model: Any) -> Any:
+    """What model= may be: anything that has variables to train."""
+    if model is not None and not hasattr(model, "trainable_variables"):
+        raise ValueError(f"model={model!r} has no trainable_variables: give a model or a layer of Keras")
+    return model
+
+
+def require_variables_of(model: Any, variables: Iterable[Any]) -> None:
+    """ValueError if one of these is not of the model that was given as model=."""
+    if model is None:
+        return
+    own = {id(variable) for variable in model.trainable_variables}
+    for variable in variables:
+        if id(variable) not in own:
+            name = getattr(variable, "path", None) or getattr(variable, "name", None) or "a variable"
+            raise ValueError(f'"{name}" is not one of the trainable_variables of model={model!r}')

@@ -38,6 +38,19 @@ class Method:
         if "name" in cls.__dict__:
             _METHODS.setdefault(cls.name, cls)
 
+    def __new__(cls, *values: Any, **options: Any) -> Method:
+        # Before the dataclass sees them: an option that does not exist is a bad option like any other.
+        for option, value in options.items():
+            cls._require_option(option, value)
+        return super().__new__(cls)
+
+    @classmethod
+    def _require_option(cls, option: str, value: Any) -> None:
+        known = [field.name for field in dataclasses.fields(cls)]
+        if option not in known:
+            has = f"its options: {', '.join(known)}" if known else "it has none"
+            raise ValueError(f"compression {cls.name}: there is no option {option}={value!r}; {has}")
+
     def __post_init__(self) -> None:
         self._check()
         if self.name not in AVAILABLE:
@@ -397,9 +410,7 @@ def parse(spec: str) -> Method:
     fields = {field.name: annotations[field.name] for field in dataclasses.fields(method)}
     options = {}
     for option, text in _pairs(spec, rest, ","):
-        if option not in fields:
-            known = ", ".join(fields) or "none"
-            raise ValueError(f"compression {spec!r}: {name} has no option {option!r}; its options: {known}")
+        method._require_option(option, text)
         options[option] = _value(text, fields[option])
     return method(**options)
 

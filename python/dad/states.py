@@ -20,6 +20,7 @@ of, not the number of qsgd's step.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,3 +176,39 @@ def saved_shares(saved: dict[str, Any]) -> Tensors:
 def add_shares(total: Tensors, more: Tensors) -> None:
     for name, share in more.items():
         total[name] = total[name] + share if name in total else share
+
+
+def under_names(saved: dict[str, Any], tensors: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
+    """What was saved, under the names that these tensors have: each with its name, shape, dtype and method.
+    Keras numbers layers as they are made and puts the model's name in front of some: the same model may have
+    other names in this process. Then the order tells which tensor is which."""
+    names = [name for name, *_ in saved["tensors"]]
+    theirs = [(tuple(shape), *rest) for _, shape, *rest in saved["tensors"]]
+    ours = [tuple(rest) for _, *rest in tensors]
+    our_names = [name for name, *_ in tensors]
+    if theirs != ours or names == our_names:
+        return saved
+    new = dict(zip(names, our_names, strict=True))
+
+    def renamed_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
+        if plan is None:
+            return None
+        choices = [
+            {
+                **choice,
+                "layers": [new[name] for name in choice["layers"]],
+                "biases": [new.get(name) for name in choice["biases"]],
+            }
+            for choice in plan["choices"]
+        ]
+        return {**plan, "choices": choices}
+
+    return {
+        **saved,
+        "tensors": [(new[name], *rest) for name, *rest in saved["tensors"]],
+        "plan": renamed_plan(saved["plan"]),
+        "kept_by": renamed_plan(saved["kept_by"]),
+        "too_large": [new[name] for name in saved["too_large"]],
+        "states": {new[name]: tensors for name, tensors in saved["states"].items()},
+        "kept": {new[name]: share for name, share in saved["kept"].items()},
+    }

@@ -125,6 +125,29 @@ TEST(NegotiatorTest, ANameMayBeUnderWayOncePerKind) {
   EXPECT_TRUE(negotiator.Waiting().empty());
 }
 
+TEST(NegotiatorTest, ARankThatPlansAndOneThatSendsAreNamedByTheirCompression) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  RequestMeta plans;
+  plans.name = "x";
+  plans.kind = OpKind::kBarrier;
+  plans.terms = "rank_dad:rank=2";
+  std::vector<NegotiationMessage> messages = {Fresh({plans}), Fresh({Meta("x")})};
+  Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.failed.size(), 2u);
+  EXPECT_EQ(decision.failed[0].message,
+            "ranks disagree on \"x\": compression rank_dad:rank=2 on rank 0, none on rank 1; all "
+            "need the same one, with the same warmup_steps");
+  // Both plan.
+  RequestMeta other = plans;
+  other.terms = "int8";
+  messages = {Fresh({plans}), Fresh({other})};
+  decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.failed.size(), 1u);
+  EXPECT_EQ(decision.failed[0].message,
+            "ranks disagree on \"x\": compression rank_dad:rank=2 on rank 0, int8 on rank 1");
+}
+
 TEST(NegotiatorTest, WhatIsWithdrawnIsNotPutTogetherWithWhatComesAgain) {
   TensorCache cache(10);
   Negotiator negotiator({0, 1}, &cache);

@@ -481,6 +481,57 @@ def check_saving_and_loading_in_the_middle():
         model.load_weights(Path(folder) / "x.weights.h5")
 
 
+def check_a_model_that_was_loaded_goes_on_by_its_method_with_the_same_bits():
+    data = shard(hvd.rank(), steps=8, columns=24)
+
+    def wide(name):
+        keras.utils.set_random_seed(1)
+        layers = [keras.layers.Dense(32, activation="tanh"), keras.layers.Dense(24), keras.layers.Dense(1)]
+        return keras.Sequential([keras.Input((24,)), *layers], name=name)
+
+    for method in ("rank_dad:rank=2", "int8", "topk:ratio=0.2", "vgc:alpha=0.5"):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / f"{hvd.rank()}.keras"
+            straight, half = wide("straight"), wide("half")
+            for model, epochs in ((straight, 4), (half, 2)):
+                optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=method)
+                fit(model, optimizer, data, epochs)
+            half.save(path)
+            loaded = hvd.load_model(path, compression=method)
+            loaded.fit(*data, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+            assert_replicas_are_equal(loaded)
+            for a, b in zip(straight.get_weights(), loaded.get_weights(), strict=True):
+                np.testing.assert_array_equal(a, b, method)
+
+
+def check_model_says_what_is_trained():
+    raises(ValueError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), model=3), "model=3")
+    raises(TypeError, lambda: hvd.DistributedOptimizer(keras.optimizers.SGD(), *[None] * 14), "positional")
+    model, other = make_model(), make_model()
+
+    def of_model():
+        return hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), model=model)
+
+    raises(ValueError, lambda: fit(other, of_model(), shard(hvd.rank())), "is not one of", "kernel")
+    plain = make_model()
+    fit(model, of_model(), shard(hvd.rank()))
+    fit(plain, keras.optimizers.SGD(0.05), joined(), batch_size=ROWS * hvd.size())
+    for a, b in zip(model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+    # Where Keras runs eagerly its tape shows no factors, and on torch the first step would go dense.
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.05), compression="rank_dad:rank=1", model=model
+    )
+    model.compile(optimizer, loss="mse", run_eagerly=True)
+    x, y = shard(hvd.rank())
+    model.train_on_batch(x[:ROWS], y[:ROWS])
+    assert_replicas_are_equal(model)
+    if hvd.size() > 1:
+        assert "eagerly" not in str(optimizer.plan()), optimizer.plan()
+        assert optimizer.plan()[0]["method"] != "dense", optimizer.plan()
+
+
 def check_collectives_of_the_framework_are_there():
     rank, size = hvd.rank(), hvd.size()
     one = keras.ops.convert_to_tensor(np.full(size, float(rank), np.float32))

@@ -1,5 +1,8 @@
 """Specs of compression methods: the same from Python, the command line and the environment."""
 
+import copy
+import pickle
+
 import pytest
 
 from dad import compression
@@ -45,7 +48,9 @@ def test_an_object_with_compress_and_decompress_is_taken_as_it_is():
         ("vgc:zeta=2", ["zeta=2.0"]),
         ("auto:budget=0", ["budget=0"]),
         ("int8:warmup_steps=-1", ["warmup_steps=-1"]),
-        ("fp16:rank=4", ["no option 'rank'"]),
+        ("fp16:rank=4", ["compression fp16", "no option rank='4'", "it has none"]),
+        ("int8:rank=4", ["compression int8", "no option rank='4'", "warmup_steps, bucket, error_feedback"]),
+        ("per_layer:*=topk:k=2", ["compression topk", "no option k='2'"]),
         ("gzip", ["no method 'gzip'", "none, fp16"]),
         ("fp16:rank", ["'rank'", "key=value"]),
         ("per_layer:", ["at least one"]),
@@ -55,6 +60,19 @@ def test_a_bad_spec_is_refused_with_option_value_and_range(spec, words):
     with pytest.raises(ValueError) as error:
         parse(spec)
     assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_an_option_that_does_not_exist_is_refused_like_one_out_of_range():
+    with pytest.raises(ValueError) as error:
+        Compression.rank_dad(rank=2, bogus=1)
+    for word in ("compression rank_dad", "bogus=1", "rank, tol, energy"):
+        assert word in str(error.value)
+    with pytest.raises(ValueError, match="it has none"):
+        Compression.none(rank=4)
+    with pytest.raises(ValueError, match="methods"):
+        Compression.per_layer({"*": "none"}, rank=4)
+    assert copy.deepcopy(Compression.rank_dad(2, wire="int8")) == Compression.rank_dad(rank=2, wire="int8")
+    assert pickle.loads(pickle.dumps(Compression.topk(0.5))) == Compression.topk(ratio=0.5)
 
 
 def test_every_method_of_the_table_is_either_available_or_refused_with_the_list():

@@ -185,6 +185,31 @@ def check_a_step_that_fails_updates_nothing():
         np.testing.assert_array_equal(variable.numpy(), np.ones(variable.shape))
 
 
+def check_no_optimizer_of_graphs_splits_a_step():
+    """TensorFlow's may take ops apart that only hand tensors on, and updates then come one by one."""
+    from dad.tensorflow.gradients import _all_or_none
+
+    variables = [tf.Variable(0.0) for _ in range(3)]
+
+    @tf.function
+    def step(x, fails):
+        late = tf.fill([400, 400], x)
+        for _ in range(8):
+            late = tf.tanh(tf.matmul(late, late))
+        fine = tf.logical_or(late[0, 0] < 0.0, tf.logical_not(fails))
+        with tf.control_dependencies([tf.debugging.Assert(fine, ["on purpose"])]):
+            last = tf.identity(x * 4.0)
+        for variable, gradient in zip(variables, _all_or_none([x * 2.0, x * 3.0, last]), strict=True):
+            variable.assign_sub(gradient)
+        return x  # what returns nothing is left alone
+
+    for _ in range(5):
+        raises(tf.errors.InvalidArgumentError, lambda: step(tf.constant(1.0), tf.constant(True)))
+        assert [float(variable) for variable in variables] == [0.0, 0.0, 0.0]
+    step(tf.constant(1.0), tf.constant(False))
+    assert [float(variable) for variable in variables] == [-2.0, -3.0, -4.0]
+
+
 def check_sparse_gradients_of_an_embedding():
     rank = hvd().rank()
     table = tf.Variable(np.arange(10, dtype=np.float32).reshape(5, 2))

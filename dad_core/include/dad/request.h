@@ -49,7 +49,8 @@ struct Request {
   double postscale = 1.0;
   int process_set = 0;          // 0: all ranks
   std::string method = "none";  // canonical compression spec; part of what ranks must agree on
-  // What else ranks must agree on, as text: it is compared and otherwise ignored.
+  // What else ranks must agree on, as text: it is compared and otherwise ignored. Of a barrier
+  // where ranks meet that plan for a tensor of its name: their compression.
   std::string terms;
   // Requests of different streams never share a predicted message: an optimizer
   // gives its gradients a stream of their own, so that a metric which is reduced

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,9 +16,11 @@ __all__ = [
     "broadcast_variables",
     "collectives",
     "is_active",
+    "loaded",
     "make_reducer",
     "resolve",
     "track_state",
+    "watch",
 ]
 
 
@@ -35,7 +38,32 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
         settings.device_dense,
         settings.device_sparse,
         new_stream(settings.process_set),
+        settings.model,
     )
+
+
+def loaded(optimizer: Any) -> None:
+    """A graph is made with the first step, and finds what was loaded."""
+
+
+def watch(model: Any, optimizer: Any) -> None:
+    """Where Keras runs eagerly, steps of the model are captured: its own tape shows no factors."""
+    import tensorflow as tf
+
+    from dad.tensorflow.eager_capture import capture
+
+    if not hasattr(model, "train_step"):  # a layer
+        return
+    train_step = type(model).train_step
+
+    @functools.wraps(train_step)
+    def captured_step(*args: Any, **kwargs: Any) -> Any:
+        if not tf.executing_eagerly():
+            return train_step(model, *args, **kwargs)
+        with capture(model):
+            return train_step(model, *args, **kwargs)
+
+    object.__setattr__(model, "train_step", captured_step)  # Keras tracks what its models are given
 
 
 def track_state(optimizer: Any) -> None:

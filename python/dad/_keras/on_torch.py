@@ -14,12 +14,14 @@ import dad.torch as collectives
 from dad import compression as _methods
 from dad._keras.settings import Settings
 from dad._lib import _core
+from dad.arguments import require_variables_of
 from dad.basics import Average, Max
 from dad.log import log
 from dad.plan_table import plan_rows
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
 from dad.state_bytes import from_bytes, to_bytes
+from dad.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
@@ -30,9 +32,11 @@ __all__ = [
     "broadcast_variables",
     "collectives",
     "is_active",
+    "loaded",
     "make_reducer",
     "resolve",
     "track_state",
+    "watch",
 ]
 
 
@@ -69,6 +73,7 @@ class GradientReducer:
         self, gradients: Sequence[Any], variables: Sequence[Any], loss_scale: Any = None
     ) -> list[Any]:
         results = list(gradients)
+        require_variables_of(self.settings.model, variables)
         if not is_active(self.settings.process_set):
             return results
         names = self._names(variables)
@@ -158,22 +163,25 @@ class GradientReducer:
 
 class MethodReducer(GradientReducer):
     """By methods that are planned for: dad.torch's GradientSync, which sends while backward() runs. Of the
-    first step nothing was seen when it comes here: it goes dense."""
+    first step nothing was seen when it comes here: it goes dense, unless start() has said before what is
+    trained."""
 
     def __init__(self, settings: Settings, name: str) -> None:
         super().__init__(settings, name)
         self._sync: GradientSync | None = None
+        self._started_with: tuple[list[Any], Any] = ([], None)
+        self._has_stepped = False
         self._saved: dict[str, Any] | None = None
 
     def __call__(
         self, gradients: Sequence[Any], variables: Sequence[Any], loss_scale: Any = None
     ) -> list[Any]:
+        require_variables_of(self.settings.model, variables)
         if not is_active(self.settings.process_set):
             return list(gradients)
+        self._has_stepped = True
         if self._sync is None:
-            self._sync = self._start_sync(variables)
-            if loss_scale is not None:
-                self._sync.loss_scale = lambda: float(getattr(loss_scale, "value", loss_scale))
+            self.start(variables, loss_scale)
             dense = GradientReducer(replace(self.settings, compression=Compression.none), self.name)
             dense._local = self._local
             return dense(gradients, variables)
@@ -185,6 +193,25 @@ class MethodReducer(GradientReducer):
                 if self.is_local(variable) and results[i] is not None:
                     results[i] = results[i] / size
         return results
+
+    def register_local(self, variable: Any) -> None:
+        super().register_local(variable)
+        if self._sync is not None and not self._has_stepped:
+            # It was started without knowing of this one.
+            self._sync = None
+            self.start(*self._started_with)
+
+    def start(self, variables: Sequence[Any], loss_scale: Any = None) -> None:
+        """From now on backward() sends. loss_scale: what the loss is multiplied with, or a function that
+        tells."""
+        if self._sync is not None or not variables or not is_active(self.settings.process_set):
+            return
+        self._started_with = (list(variables), loss_scale)
+        self._sync = self._start_sync(variables)
+        if loss_scale is not None:
+            self._sync.loss_scale = lambda: float(
+                loss_scale() if callable(loss_scale) else getattr(loss_scale, "value", loss_scale)
+            )
 
     def _start_sync(self, variables: Sequence[Any]) -> GradientSync:
         settings = self.settings
@@ -205,9 +232,12 @@ class MethodReducer(GradientReducer):
         params = {id(variable): variable.value for variable in variables}
         groups = settings.groups if isinstance(settings.groups, list | tuple) else []
         sync.add(named, [[params[id(v)] for v in group if id(v) in params] for group in groups])
-        if self._saved is not None:
-            sync.load(as_tensors(self._saved))
+        self._load_into(sync)
         return sync
+
+    def _load_into(self, sync: GradientSync) -> None:
+        if self._saved is not None:
+            sync.load(as_tensors(under_names(self._saved, sync.tensors())))
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         if not all(bool(g.isfinite().all()) for g in gradients if g is not None):
@@ -225,6 +255,8 @@ class MethodReducer(GradientReducer):
 
     def load_state(self, data: bytes) -> None:
         self._saved = from_bytes(data)
+        if self._sync is not None:
+            self._load_into(self._sync)
 
 
 def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:
@@ -243,6 +275,35 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
 
 def track_state(optimizer: Any) -> None:
     """Checkpoints of torch have what the user puts into them."""
+
+
+def watch(model: Any, optimizer: Any) -> None:
+    """What is trained is known before the first backward(), so that its gradients go by a method, too."""
+    will_be_wrapped = not hasattr(optimizer, "inner_optimizer") and _scales_its_loss(model)
+    if model.built and not will_be_wrapped:
+        _start(optimizer, model.trainable_variables)
+
+
+def loaded(optimizer: Any) -> None:
+    """A run that goes on does so with the first backward()."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if inner.built:
+        _start(optimizer, inner._trainable_variables)
+
+
+def _scales_its_loss(model: Any) -> bool:
+    """Then compile() puts a LossScaleOptimizer around ours, and what it multiplies with is not known yet."""
+    return getattr(getattr(model, "dtype_policy", None), "name", "") == "mixed_float16"
+
+
+def _start(optimizer: Any, variables: Sequence[Any]) -> None:
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+
+    def scale() -> float:
+        return optimizer.dynamic_scale.value if optimizer.built else optimizer.initial_scale
+
+    if isinstance(inner._dad, MethodReducer):
+        inner._dad.start(variables, None if inner is optimizer else scale)
 
 
 def tensor(value: Any) -> Any:

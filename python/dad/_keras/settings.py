@@ -23,3 +23,4 @@ class Settings:
     groups: Any = None
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
+    model: Any = None

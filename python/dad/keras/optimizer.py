@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from dad._keras.settings import Settings
-from dad.arguments import gradient_groups, weights_of
+from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average, Sum
 from dad.keras import patches
 from dad.keras.compressor_state import SavedState
@@ -109,6 +109,8 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    model: Any = None,
 ) -> Any:
     """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
     before it applies them. It is saved as what it was: a model can be loaded without dad, or by load_model().
@@ -120,6 +122,9 @@ def DistributedOptimizer(
         average_aggregated_gradients divides by that number.
     groups: a number of groups, or lists of variables, that are reduced together.
     scale_local_gradients: divides the gradients of local variables by the number of ranks.
+    model: what is trained; gradients of other variables are an error then. None: whatever comes. It is needed
+        only for what is otherwise found too late: factors where Keras runs eagerly, and on the torch backend
+        the first step, which else goes dense (the model has to be built).
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not an optimizer of Keras 3")
@@ -143,13 +148,18 @@ def DistributedOptimizer(
         groups,
         process_set,
         scale_local_gradients,
+        require_model(model),
     )
     patches.install()
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # LossScaleOptimizer
         optimizer.inner_optimizer = _with_mixin(inner, settings)
-        return optimizer
-    return _with_mixin(optimizer, settings)
+        distributed = optimizer
+    else:
+        distributed = _with_mixin(optimizer, settings)
+    if model is not None:
+        framework().watch(model, distributed)
+    return distributed
 
 
 def PartialDistributedOptimizer(

@@ -9,6 +9,7 @@ import keras
 
 from dad.keras import patches
 from dad.keras.compressor_state import read_state
+from dad.keras.framework import framework
 from dad.keras.optimizer import DistributedOptimizer
 
 
@@ -31,5 +32,6 @@ def load_model(
         inner = getattr(model.optimizer, "inner_optimizer", model.optimizer)
         if state := read_state(filepath):
             inner._dad.load_state(state)
+            framework().loaded(model.optimizer)
         patches.leave_jit(model)
     return model

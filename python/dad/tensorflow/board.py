@@ -33,7 +33,7 @@ from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
 from dad.state_bytes import from_bytes, to_bytes
 from dad.state_keeper import StateKeeper
-from dad.states import Place, add_shares, saved_shares
+from dad.states import Place, add_shares, saved_shares, under_names
 from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
@@ -199,8 +199,10 @@ class Board:
 
     def _gather(self, what: str, mine: Any) -> list[Any]:
         number = self.process_set.process_set_id
-        # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
-        _core.barrier(number, self._wire_name(next(iter(self.tensors))))
+        # A rank without a method for this tensor sends it now: the two do not fit, and both get an error
+        # that names the compression of each.
+        first = next(iter(self.tensors.values()))
+        _core.barrier(number, self._wire_name(first.name), first.method.spec())
         data = json.dumps(mine).encode()
         return [json.loads(one) for one in _core.gather_bytes(f"{what}.{self._stream}", data, number)]
 
@@ -260,7 +262,9 @@ class Board:
             for name in {**wanted, **tensors}:
                 here, there = (" ".join(of.get(name, ["nothing"])) for of in (wanted, tensors))
                 if here != there:
-                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
+                    raise MismatchError(
+                        f'ranks disagree on "{name}": {here} on rank {first}, {there} on rank {rank}'
+                    )
         return [{name: _observation(one) for name, one in seen.items()} for *_, seen in all_ranks]
 
     def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
@@ -347,7 +351,7 @@ class Board:
             tensor.kept = None
         self._steps = saved["steps"] - self._seen_steps - 1
         mine = saved["rank"] == self.process_set.rank()
-        saved = self._under_our_names(saved)
+        saved = under_names(saved, self._described())
         plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
         goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self._described()
@@ -365,39 +369,6 @@ class Board:
                 tensor.kept = shares.get(name)
         self._unsure = True
         library.dad_tf_ask_again(self.id)
-
-    def _under_our_names(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """Keras numbers layers as they are made: the same model may have other names in this process. Then
-        the order tells which tensor is which."""
-        names = [name for name, *_ in saved["tensors"]]
-        theirs = [(tuple(shape), *rest) for _, shape, *rest in saved["tensors"]]
-        ours = [tuple(rest) for _, *rest in self._described()]
-        if theirs != ours or names == list(self.tensors):
-            return saved
-        new = dict(zip(names, self.tensors, strict=True))
-
-        def renamed_plan(plan: dict[str, Any] | None) -> dict[str, Any] | None:
-            if plan is None:
-                return None
-            choices = [
-                {
-                    **choice,
-                    "layers": [new[name] for name in choice["layers"]],
-                    "biases": [new.get(name) for name in choice["biases"]],
-                }
-                for choice in plan["choices"]
-            ]
-            return {**plan, "choices": choices}
-
-        return {
-            **saved,
-            "tensors": [(new[name], *rest) for name, *rest in saved["tensors"]],
-            "plan": renamed_plan(saved["plan"]),
-            "kept_by": renamed_plan(saved["kept_by"]),
-            "too_large": [new[name] for name in saved["too_large"]],
-            "states": {new[name]: tensors for name, tensors in saved["states"].items()},
-            "kept": {new[name]: share for name, share in saved["kept"].items()},
-        }
 
     def _described(self) -> list[tuple[Any, ...]]:
         return [(t.name, t.shape, t.dtype, t.method.spec()) for t in self.tensors.values()]

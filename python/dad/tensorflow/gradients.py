@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.arguments import reduce_op, set_id
+from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.plan_table import format_plan, plan_rows
 from dad.planned_methods import has_planned_method, planned_method
@@ -117,8 +117,10 @@ class GradientReducer:
         device_dense: str = "",
         device_sparse: str = "",
         stream: int = TAPE_STREAM,
+        model: Any = None,
     ) -> None:
         self.name = name
+        self.model = model
         self.compression = resolve(compression)
         self.sparse_as_dense = sparse_as_dense
         self.op = reduce_op(op)
@@ -157,6 +159,7 @@ class GradientReducer:
     ) -> list[Any]:
         """loss_scale: what the loss was multiplied with. recorder: of eager gradients (factors.py)."""
         results = list(gradients)
+        require_variables_of(self.model, variables)
         if not is_active(self.process_set):
             return results
         if recorder is None and is_eager():
@@ -384,14 +387,15 @@ class GradientReducer:
 
 def _all_or_none(gradients: list[Any]) -> list[Any]:
     """A graph updates a variable as soon as its gradient is there. If another gradient of the step fails
-    later, some ranks would have updated it and some not: so all are there, or none."""
+    later, some ranks would have updated it and some not: so all are there, or none. By an op of ours:
+    TensorFlow's optimizers of graphs take IdentityN apart."""
     if is_eager():
         return gradients
     present = [g for g in gradients if g is not None]
     flat = tf.nest.flatten(present, expand_composites=True)
     if len(flat) < 2:
         return gradients
-    held = tf.nest.pack_sequence_as(present, tf.raw_ops.IdentityN(input=flat), expand_composites=True)
+    held = tf.nest.pack_sequence_as(present, lib.dad_all_or_none(tensors=flat), expand_composites=True)
     remaining = iter(held)
     return [None if g is None else next(remaining) for g in gradients]
 

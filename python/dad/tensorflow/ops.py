@@ -271,6 +271,11 @@ def _allreduce_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     )
 
 
+@tf.RegisterGradient("DadAllOrNone")
+def _all_or_none_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
+    return list(grads)
+
+
 # allgather
 
 

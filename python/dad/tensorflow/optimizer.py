@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from dad.arguments import gradient_groups
+from dad.arguments import gradient_groups, require_model
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import GradientReducer, new_stream
@@ -29,6 +29,8 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    model: Any = None,
 ) -> Any:
     """The optimizer, on gradients that are reduced over the ranks before it uses them.
 
@@ -39,6 +41,8 @@ def DistributedOptimizer(
     gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
     groups: a number of groups, or lists of variables, that are reduced together.
     scale_local_gradients: divides the gradients of local variables by the number of ranks.
+    model: what is trained; gradients of other variables are an error then. With an optimizer of Keras,
+        factors of its layers are found where Keras runs eagerly, too.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from dad.tensorflow.keras import DistributedOptimizer as KerasOptimizer
@@ -58,6 +62,7 @@ def DistributedOptimizer(
             groups=groups,
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
+            model=model,
         )
     groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     if backward_passes_per_step <= 0:
@@ -74,6 +79,7 @@ def DistributedOptimizer(
         device_dense,
         device_sparse,
         new_stream(process_set),
+        require_model(model),
     )
     return DistributedV1Optimizer(
         optimizer, name, use_locking, reducer, backward_passes_per_step, average_aggregated_gradients

@@ -403,7 +403,7 @@ class GradientSync:
             ops.allgather(torch.zeros(1, dtype=torch.uint8), name=name, process_set=self.process_set)
         except MismatchError as error:
             raise _Refused(name, str(error)) from error
-        described = {name: values for name, *values in self._tensors()}
+        described = {name: values for name, *values in self.tensors()}
         packet = (self.process_set.rank(), described, mine)
         all_ranks = allgather_object(packet, name=f"plan.{self.stream}", process_set=self.process_set)
         first, wanted, _ = all_ranks[0]
@@ -480,7 +480,8 @@ class GradientSync:
             if slot.returned is not None:
                 slot.kept, slot.returned = slot.returned, None
 
-    def _tensors(self) -> list[tuple[Any, ...]]:
+    def tensors(self) -> list[tuple[Any, ...]]:
+        """What can be planned for: name, shape, dtype and method of each."""
         return [
             (slot.name, tuple(slot.param.shape), str(slot.param.dtype), slot.method.spec())
             for slot in self._planned_slots()
@@ -494,7 +495,7 @@ class GradientSync:
             "size": place.size,
             "rank": place.rank,
             "average": place.average,
-            "tensors": self._tensors(),
+            "tensors": self.tensors(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
             "too_large": [slot.name for slot in self.slots.values() if slot.too_large],
@@ -519,7 +520,7 @@ class GradientSync:
         mine = saved["rank"] == self.process_set.rank()
         plan = planner.Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
-        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self._tensors()
+        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self.tensors()
         if goes_on:
             self.plan = plan
             self._take_plan(plan.choices, self._planned_slots())

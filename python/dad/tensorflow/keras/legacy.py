@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dad._keras import on_tensorflow
 from dad._keras.settings import Settings
-from dad.arguments import gradient_groups
+from dad.arguments import gradient_groups, require_model
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import refuse_adasum
@@ -132,6 +132,8 @@ def DistributedOptimizer(
     groups: Any = None,
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
+    *,
+    model: Any = None,
 ) -> Any:
     """dad.keras.DistributedOptimizer for the optimizers of tf_keras."""
     refuse_adasum(op)
@@ -153,7 +155,10 @@ def DistributedOptimizer(
         groups,
         process_set,
         scale_local_gradients,
+        require_model(model),
     )
+    if model is not None:
+        on_tensorflow.watch(model, optimizer)
     cls = type(optimizer)
     # Under these names Keras saves it as what it was.
     public = {k: v for k, v in vars(cls).items() if k.startswith(("_keras_api_names", "_tf_api_names"))}
