@@ -1,6 +1,6 @@
 // The CUDA runtime as a table of function pointers, so that nothing here is linked to it, and
 // tests can put a fake in its place. The types are those of cuda_runtime_api.h, without it;
-// abi_check.cc compares them where that header is.
+// transport/nccl/abi_check.cc compares them where that header is.
 //
 // There is no function that waits for the device in this table, but FreeHost, which may: whoever
 // has only the table cannot synchronise by accident.
