@@ -18,6 +18,7 @@ using CudaEvent = struct CUevent_st*;
 using CudaError = int;  // an enum there
 
 inline constexpr CudaError kCudaSuccess = 0;
+inline constexpr CudaError kCudaNoMemory = 2;
 inline constexpr CudaError kCudaNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
@@ -62,7 +63,8 @@ struct CudaApi {
 #undef DAD_MEMBER
   std::string library;  // what was opened
 
-  // An error that names the call; clears it, so that the next call does not report it again.
+  // An error that names the call; clears it, so that the next call does not report it again. A
+  // lack of memory is kUnavailable: the next time there may be some.
   Status Check(CudaError error, const char* call) const;
 };
 

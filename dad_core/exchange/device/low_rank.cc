@@ -7,6 +7,7 @@
 
 #include "exchange/by_method.h"
 #include "exchange/device/low_rank_side.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
 #include "exchange/low_rank_share.h"
 #include "exchange/shares.h"
@@ -62,6 +63,7 @@ class DeviceLowRankExchange final : public Exchange {
     result_ = {};
     result_weight_ = 1;
     any_not_finite_ = any_replan_ = owner_sent_ = false;
+    refusal_.Clear();
     DAD_RETURN_IF_ERROR(bench_.Open());
     DAD_RETURN_IF_ERROR(FindState());
     state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
@@ -72,7 +74,7 @@ class DeviceLowRankExchange final : public Exchange {
       return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
                                      std::to_string(input.mine->layers.size()));
     }
-    return AddTerms();
+    return OrRefuse(AddTerms(), from_rank_);
   }
 
   int num_rounds() const override { return settings_.combine == LowRankCombine::kGather ? 1 : 2; }
@@ -86,8 +88,7 @@ class DeviceLowRankExchange final : public Exchange {
       return event_;
     }
     if (index_on_host_ != nullptr) {
-      DAD_RETURN_IF_ERROR(AddIndexed());
-      DAD_RETURN_IF_ERROR(Compress(state_->rank));
+      DAD_RETURN_IF_ERROR(OrRefuse(AddIndexed(), from_rank_));
       waits_ = false;
       return event_;
     }
@@ -126,41 +127,53 @@ class DeviceLowRankExchange final : public Exchange {
     }
     if (round == 1) {
       if (IsOwner() || step_.mine == nullptr) return Status::Ok();
+      const ByteSpan share = shares[static_cast<size_t>(settings_.owner)];
+      refusal_.Clear();  // ours may not be the first
+      if (refusal_.Read(share)) return Status::Ok();
       SentFactors<float> sent;
-      DAD_RETURN_IF_ERROR(
-          ReadShare(settings_.owner, shares[static_cast<size_t>(settings_.owner)], sent));
-      return Bring(sent, result_);
+      DAD_RETURN_IF_ERROR(ReadShare(settings_.owner, share, sent));
+      return Refusal::Late(spec_, group_.rank, Bring(sent, result_));
     }
     if (settings_.combine == LowRankCombine::kOwner && !IsOwner()) return Status::Ok();
     std::vector<SentFactors<float>> all(static_cast<size_t>(group_.size));
+    const Refusal mine = std::exchange(refusal_, {});
     for (int r = 0; r < group_.size; ++r) {
       const auto i = static_cast<size_t>(r);
       if (group_.Joined(r)) continue;
       if (r == group_.rank) {
-        Note(state_->rank.finite(), step_.mine->replan);
+        if (mine.there()) {
+          refusal_.Note(mine.why());
+        } else {
+          Note(state_->rank.finite(), step_.mine->replan);
+        }
+      } else if (refusal_.Read(shares[i])) {
+        continue;
       } else if (Travels(round, r, group_.rank)) {
         DAD_RETURN_IF_ERROR(ReadShare(r, shares[i], all[i]));
       }
     }
     const float weight = 1.0f / static_cast<float>(group_.size);
+    if (refusal_.there()) {
+      WriteRefusal(from_owner_);
+      return Status::Ok();
+    }
     if (any_not_finite_) {
       WriteFromOwner();
       return Status::Ok();
     }
-    DeviceFactors stack;
-    DAD_RETURN_IF_ERROR(Stack(all, stack));
     if (settings_.combine == LowRankCombine::kGather) {
-      result_ = stack;
       result_weight_ = weight;
-      return Status::Ok();
+      return Refusal::Late(spec_, group_.rank, Stack(all, result_));
     }
-    owner_sent_ = true;
-    DAD_RETURN_IF_ERROR(state_->owner.Begin());
-    DAD_RETURN_IF_ERROR(state_->owner.AddFactors(stack, weight));
-    return Compress(state_->owner);
+    return OrRefuse(Combine(all, weight), from_owner_);
   }
 
   Status Finish() override {
+    if (refusal_.there()) {
+      DAD_RETURN_IF_ERROR(Record());
+      Release();
+      return refusal_.status(spec_);
+    }
     if (!any_not_finite_) {
       if (step_.mine != nullptr) {
         if (moves_owner_) state_->owner.Clear();
@@ -174,7 +187,8 @@ class DeviceLowRankExchange final : public Exchange {
         step_.report->not_finite = any_not_finite_;
         step_.report->effective = static_cast<double>(result_.k);
       }
-      DAD_RETURN_IF_ERROR(WriteOutput());
+      const Status written = WriteOutput();
+      if (!written.ok()) return Refusal::Late(spec_, group_.rank, written);
     }
     DAD_RETURN_IF_ERROR(Record());
     Release();
@@ -254,18 +268,38 @@ class DeviceLowRankExchange final : public Exchange {
     const auto* next = reinterpret_cast<const int64_t*>(std::exchange(index_on_host_, nullptr));
     for (const IndexedSegment& segment : step_.mine->layers[0].indexed) {
       const int64_t rows = segment.index.num_elements();
-      std::vector<uint32_t> index;
-      for (int64_t k = 0; k < rows; ++k, ++next) {
-        if (*next < 0 || *next >= m()) {
-          return Status::InvalidArgument("\"" + spec_.name + "\": an index lies outside of the " +
-                                         std::to_string(m()) + " rows of the tensor");
-        }
-        index.push_back(static_cast<uint32_t>(*next));
+      const std::span<const int64_t> found(next, static_cast<size_t>(rows));
+      next += rows;
+      if (const std::string why = Refusal::Outside(found, m()); !why.empty()) {
+        return Status::Unavailable(why);
       }
+      const std::vector<uint32_t> index(found.begin(), found.end());
       const auto x = ValuesOf<float>(bench_, segment.x, arena_);
       if (!x.ok()) return x.status();
       DAD_RETURN_IF_ERROR(state_->rank.AddIndexed(x.value(), index, Scale()));
     }
+    return Compress(state_->rank);
+  }
+
+  // The owner's part: S = E + (1/W) Σ C.
+  Status Combine(const std::vector<SentFactors<float>>& all, float weight) {
+    DeviceFactors stack;
+    DAD_RETURN_IF_ERROR(Stack(all, stack));
+    owner_sent_ = true;
+    DAD_RETURN_IF_ERROR(state_->owner.Begin());
+    DAD_RETURN_IF_ERROR(state_->owner.AddFactors(stack, weight));
+    return Compress(state_->owner);
+  }
+
+  // What this rank cannot do it says in `share`; the step goes on without it.
+  Status OrRefuse(const Status& status, std::vector<std::byte>& share) {
+    if (status.ok() || !Refusal::Is(status)) return status;
+    refusal_.Note(group_.rank, status.message());
+    WriteRefusal(share);
+    compresses_ = nullptr;
+    index_on_host_ = nullptr;
+    DAD_RETURN_IF_ERROR(Record());
+    waits_ = false;
     return Status::Ok();
   }
 
@@ -290,6 +324,11 @@ class DeviceLowRankExchange final : public Exchange {
     return Status::Ok();
   }
 
+  void WriteRefusal(std::vector<std::byte>& share) const {
+    ByteWriter out;
+    refusal_.Write(out);
+    share = out.bytes();
+  }
   void WriteFromRank() {
     WriteShare(state_->rank, state_->rank.finite(), step_.mine->replan, from_rank_);
   }
@@ -407,6 +446,7 @@ class DeviceLowRankExchange final : public Exchange {
   std::vector<std::byte> from_rank_, from_owner_;  // shares
   DeviceFactors result_;                           // what every rank applies,
   float result_weight_ = 1;                        // times this
+  Refusal refusal_;
   bool moves_owner_ = false;
   bool owner_sent_ = false;
   bool any_not_finite_ = false;

@@ -30,6 +30,7 @@ DAD_NCCL_FUNCTIONS(DAD_CHECK)
 #undef DAD_CHECK
 
 static_assert(kCudaSuccess == cudaSuccess && kCudaNotReady == cudaErrorNotReady);
+static_assert(kCudaNoMemory == cudaErrorMemoryAllocation);
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(kCudaMemcpyDefault == cudaMemcpyDefault);
