@@ -7,6 +7,7 @@
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/layer_kernels.h"
 #include "codec/cuda/pack_kernel.h"
+#include "codec/cuda/qsgd_kernels.h"
 #include "codec/cuda/result_kernels.h"
 #include "codec/cuda/rice_kernels.h"
 #include "codec/cuda/subspace_kernels.h"
@@ -28,7 +29,9 @@
   X(tau_##type, TauKernel<T>)                        \
   X(add_kept_##type, AddKeptKernel<T>)               \
   X(square_##type, SquareKernel<T>)                  \
-  X(left_##type, LeftKernel<T>)
+  X(left_##type, LeftKernel<T>)                      \
+  X(encode_qsgd_##type, EncodeQsgdKernel<T>)         \
+  X(add_qsgd_##type, AddQsgdKernel<T>)
 
 #define DAD_CUDA_KERNELS(X)                         \
   X(copy_f32_f32, CopyKernel<float, float>)         \
