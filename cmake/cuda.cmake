@@ -1,11 +1,13 @@
-# What of CUDA and NCCL is on this machine. Neither is needed to build or to use dad: the plug-in
-# libdad_nccl.so is compiled without their headers and opens the libraries at run time. Where the
-# headers are, the declarations are compared with them; where nvcc is, the kernels are compiled.
+# What of CUDA, NCCL and cuBLAS is on this machine. None is needed to build or to use dad, which is
+# compiled without their headers and opens the libraries at run time. Where the headers are, the
+# declarations are compared with them; where nvcc is, the kernels are compiled.
 #
 #   DAD_CUDA          OFF: leave out what needs nvcc
 #   CUDA_INCLUDE_DIR  the folder with cuda_runtime_api.h
 #   NCCL_INCLUDE_DIR  the folder with nccl.h; from the package nvidia-nccl-cu13, libnccl-dev, or
 #                     build/gpu, where scripts/setup.sh puts it
+#   CUBLAS_INCLUDE_DIR  the folder with cublas_v2.h; from the toolkit, the package nvidia-cublas, or
+#                     build/gpu
 set(DAD_CUDA_VERSION "")  # of the nvcc that compiles the kernels
 option(DAD_CUDA "Compile the CUDA kernels where nvcc is found" ON)
 
@@ -19,13 +21,25 @@ find_path(CUDA_INCLUDE_DIR cuda_runtime_api.h
 if(Python_EXECUTABLE)
   get_filename_component(python_root ${Python_EXECUTABLE} DIRECTORY)
   file(GLOB python_nccl ${python_root}/../lib/python3*/site-packages/nvidia/nccl/include)
+  file(GLOB python_cublas ${python_root}/../lib/python3*/site-packages/nvidia/cu13/include)
 endif()
 find_path(NCCL_INCLUDE_DIR nccl.h HINTS ${python_nccl} ${PROJECT_SOURCE_DIR}/build/gpu/include)
+find_path(CUBLAS_INCLUDE_DIR cublas_v2.h
+  HINTS ${CUDA_INCLUDE_DIR} ${python_cublas} ${PROJECT_SOURCE_DIR}/build/gpu/include)
 
 if(CUDA_INCLUDE_DIR AND NCCL_INCLUDE_DIR)
   message(STATUS "dad: declarations of CUDA and NCCL are checked against ${NCCL_INCLUDE_DIR}")
 else()
   message(STATUS "dad: no headers of CUDA and NCCL here; the NCCL plug-in is built without checking its declarations against them")
+endif()
+if(CUDA_INCLUDE_DIR AND CUBLAS_INCLUDE_DIR)
+  set(cublas_check ${PROJECT_SOURCE_DIR}/dad_core/device/cublas_abi_check.cc)
+  target_sources(dad_core PRIVATE ${cublas_check})
+  set_source_files_properties(${cublas_check} PROPERTIES
+    INCLUDE_DIRECTORIES "${CUDA_INCLUDE_DIR};${CUBLAS_INCLUDE_DIR}")
+  message(STATUS "dad: declarations of cuBLAS are checked against ${CUBLAS_INCLUDE_DIR}")
+else()
+  message(STATUS "dad: no headers of cuBLAS here; its declarations are not checked against them")
 endif()
 
 # libdad_cuda.so: the kernels of dad_core/codec/cuda, with their C face; linked to nothing of dad.

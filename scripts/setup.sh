@@ -4,7 +4,7 @@
 #
 #   packages   Debian packages of scripts/packages.txt, if root or sudo; else names them
 #   venv       .venv with the Python packages of requirements-dev.txt
-#   headers    NCCL's headers into build/gpu, where nvcc is: the build compares declarations with them
+#   headers    NCCL's and cuBLAS's headers into build/gpu, where nvcc is: the build compares declarations with them
 #   build      C++: build/, libraries into python/dad/_lib
 #   install    dad into .venv, editable: changes in python/ count at once
 #   fuzzer     Debian packages of `make fuzz`
@@ -101,31 +101,41 @@ venv() {
   stamp .venv/requirements.stamp requirements-dev.txt
 }
 
-NCCL_WHEEL=nvidia-nccl-cu13==2.32.3
-headers() { # the package is 300 MB of library, which is not kept; without it the build goes on
+# Of packages that are 300 and 400 MB of library, which is not kept; without them the build goes on.
+headers() {
   if ! command -v nvcc >/dev/null; then return; fi
-  if [ -f build/gpu/include/nccl.h ] || [ -f /usr/include/nccl.h ]; then
-    say "headers: NCCL's are there"
-    return
-  fi
-  local folder
+  bring_headers NCCL nvidia-nccl-cu13==2.32.3 nccl.h
+  bring_headers cuBLAS nvidia-cublas==13.8.2.12 cublas_v2.h cublas_api.h
+}
+bring_headers() { # bring_headers LIBRARY PACKAGE FILES...
+  local library=$1 package=$2 folder place
+  shift 2
+  for place in build/gpu/include /usr/include "$(dirname "$(readlink -f "$(command -v nvcc)")")/../include"; do
+    if [ -f "$place/$1" ]; then
+      say "headers: $library's are there"
+      return
+    fi
+  done
   folder=$(mktemp -d)
-  if timeout 180 .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --timeout 10 \
-    --retries 1 -d "$folder" "$NCCL_WHEEL" 2>/dev/null && unpack_headers "$folder"; then
-    say "headers: NCCL's, from $NCCL_WHEEL"
+  if timeout 180 .venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --timeout 20 \
+    --retries 1 -d "$folder" "$package" 2>/dev/null && unpack_headers "$folder" "$@"; then
+    say "headers: $library's, from $package"
   else
-    say "headers: $NCCL_WHEEL cannot be had; declarations of NCCL are not checked"
+    say "headers: $package cannot be had; declarations of $library are not checked"
   fi
   rm -rf "$folder"
 }
-unpack_headers() {
-  .venv/bin/python - "$1" <<'END'
+unpack_headers() { # the first is written last: if it is there they all are
+  .venv/bin/python - "$@" <<'END'
 import pathlib, sys, zipfile
-for wheel in pathlib.Path(sys.argv[1]).glob("*.whl"):
+folder, *names = sys.argv[1:]
+target = pathlib.Path("build/gpu/include")
+for wheel in pathlib.Path(folder).glob("*.whl"):
     with zipfile.ZipFile(wheel) as archive:
-        target = pathlib.Path("build/gpu/include/nccl.h")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(archive.read("nvidia/nccl/include/nccl.h"))
+        found = {pathlib.PurePosixPath(entry).name: entry for entry in archive.namelist()}
+        target.mkdir(parents=True, exist_ok=True)
+        for name in reversed(names):
+            (target / name).write_bytes(archive.read(found[name]))
         sys.exit(0)
 sys.exit(1)
 END

@@ -58,6 +58,39 @@ T ValueOf(int code, float scale, int bits) {
   return static_cast<T>(wide * (code - levels) / levels);
 }
 
+// Calls start(scale) for each bucket and visit(element, code) for each of its elements.
+template <typename Start, typename Visit>
+Status Decode(std::span<const std::byte> bytes, int64_t count, int bits, const Start& start,
+              const Visit& visit) {
+  if (bytes.size() != QsgdBytes(count, bits)) {
+    return Status::InvalidArgument("expected " + std::to_string(QsgdBytes(count, bits)) +
+                                   " bytes, got " + std::to_string(bytes.size()));
+  }
+  const std::byte* scales = bytes.data();
+  const std::byte* codes = bytes.data() + NumBuckets(count) * static_cast<int64_t>(sizeof(float));
+  const int most = bits == 1 ? 1 : 2 * Levels(bits);
+  uint64_t pending = 0;
+  int num_pending = 0;
+  for (int64_t begin = 0; begin < count; begin += kQsgdBucket) {
+    float scale;
+    std::memcpy(&scale, scales, sizeof scale);
+    scales += sizeof scale;
+    if (!std::isfinite(scale) || scale < 0) return Status::InvalidArgument("a bad scale");
+    start(scale);
+    for (int64_t i = begin; i < std::min(begin + kQsgdBucket, count); ++i) {
+      for (; num_pending < bits; num_pending += 8) {
+        pending |= std::to_integer<uint64_t>(*codes++) << num_pending;
+      }
+      const auto code = static_cast<int>(pending & ((1u << bits) - 1));
+      pending >>= bits;
+      num_pending -= bits;
+      if (code > most) return Status::InvalidArgument("a value has no meaning");
+      visit(i, code);
+    }
+  }
+  return pending == 0 ? Status::Ok() : Status::InvalidArgument("unused bits are not 0");
+}
+
 }  // namespace
 
 size_t QsgdBytes(int64_t count, int bits) {
@@ -103,38 +136,21 @@ bool EncodeQsgd(const T* x, int64_t count, T factor, int bits, uint64_t key,
   return true;
 }
 
+Status CheckQsgd(std::span<const std::byte> bytes, int64_t count, int bits) {
+  return Decode(
+      bytes, count, bits, [](float) {}, [](int64_t, int) {});
+}
+
 template <typename T>
 Status AddQsgd(std::span<const std::byte> bytes, int64_t count, int bits, T* sum) {
-  if (bytes.size() != QsgdBytes(count, bits)) {
-    return Status::InvalidArgument("expected " + std::to_string(QsgdBytes(count, bits)) +
-                                   " bytes, got " + std::to_string(bytes.size()));
-  }
-  const std::byte* scales = bytes.data();
-  const std::byte* codes = bytes.data() + NumBuckets(count) * static_cast<int64_t>(sizeof(float));
   const int most = bits == 1 ? 1 : 2 * Levels(bits);
-  uint64_t pending = 0;
-  int num_pending = 0;
   T values[256] = {};
-  for (int64_t begin = 0; begin < count; begin += kQsgdBucket) {
-    float scale;
-    std::memcpy(&scale, scales, sizeof scale);
-    scales += sizeof scale;
-    if (!std::isfinite(scale) || scale < 0) return Status::InvalidArgument("a bad scale");
+  const auto start = [&](float scale) {
     for (int code = 0; code <= most; ++code) {
       values[code] = scale == 0 ? T(0) : ValueOf<T>(code, scale, bits);
     }
-    for (int64_t i = begin; i < std::min(begin + kQsgdBucket, count); ++i) {
-      for (; num_pending < bits; num_pending += 8) {
-        pending |= std::to_integer<uint64_t>(*codes++) << num_pending;
-      }
-      const auto code = static_cast<int>(pending & ((1u << bits) - 1));
-      pending >>= bits;
-      num_pending -= bits;
-      if (code > most) return Status::InvalidArgument("a value has no meaning");
-      sum[i] += values[code];
-    }
-  }
-  return pending == 0 ? Status::Ok() : Status::InvalidArgument("unused bits are not 0");
+  };
+  return Decode(bytes, count, bits, start, [&](int64_t i, int code) { sum[i] += values[code]; });
 }
 
 template bool EncodeQsgd<float>(const float*, int64_t, float, int, uint64_t, std::span<std::byte>);

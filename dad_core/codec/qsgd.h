@@ -27,6 +27,9 @@ template <typename T>
 bool EncodeQsgd(const T* x, int64_t count, T factor, int bits, uint64_t key,
                 std::span<std::byte> out);
 
+// InvalidArgument if `bytes` is no such encoding.
+Status CheckQsgd(std::span<const std::byte> bytes, int64_t count, int bits);
+
 // Adds the values to `sum`. InvalidArgument if `bytes` is no such encoding; `sum` is then
 // unspecified.
 template <typename T>

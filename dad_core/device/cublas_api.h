@@ -1,5 +1,5 @@
 // cuBLAS as a table of function pointers, opened at run time like the CUDA runtime. The types are
-// those of cublas_v2.h, without it.
+// those of cublas_v2.h, without it; cublas_abi_check.cc compares them where that header is.
 #pragma once
 
 #include <string>

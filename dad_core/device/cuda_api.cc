@@ -10,7 +10,8 @@ namespace dad {
 Status CudaApi::Check(CudaError error, const char* call) const {
   if (error == kCudaSuccess) return Status::Ok();
   (void)GetLastError();
-  return Status::Aborted(std::string(call) + ": " + GetErrorString(error));
+  const std::string message = std::string(call) + ": " + GetErrorString(error);
+  return error == kCudaNoMemory ? Status::Unavailable(message) : Status::Aborted(message);
 }
 
 Result<CudaApi> LoadCuda(const std::string& path) {

@@ -1,6 +1,6 @@
 // The CUDA runtime as a table of function pointers, so that nothing here is linked to it, and
 // tests can put a fake in its place. The types are those of cuda_runtime_api.h, without it;
-// abi_check.cc compares them where that header is.
+// transport/nccl/abi_check.cc compares them where that header is.
 //
 // There is no function that waits for the device in this table, but FreeHost, which may: whoever
 // has only the table cannot synchronise by accident.
@@ -18,6 +18,7 @@ using CudaEvent = struct CUevent_st*;
 using CudaError = int;  // an enum there
 
 inline constexpr CudaError kCudaSuccess = 0;
+inline constexpr CudaError kCudaNoMemory = 2;
 inline constexpr CudaError kCudaNotReady = 600;
 inline constexpr unsigned kCudaStreamNonBlocking = 1;
 inline constexpr unsigned kCudaEventDisableTiming = 2;
@@ -62,7 +63,8 @@ struct CudaApi {
 #undef DAD_MEMBER
   std::string library;  // what was opened
 
-  // An error that names the call; clears it, so that the next call does not report it again.
+  // An error that names the call; clears it, so that the next call does not report it again. A
+  // lack of memory is kUnavailable: the next time there may be some.
   Status Check(CudaError error, const char* call) const;
 };
 

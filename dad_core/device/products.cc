@@ -1,5 +1,6 @@
 #include "device/products.h"
 
+#include <algorithm>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -43,10 +44,12 @@ Status DeviceProducts::Multiply(DeviceMatrix<const T> a, bool transpose_a, Devic
   }
   if (m == 0 || n == 0) return Status::Ok();
   constexpr int64_t kMost = std::numeric_limits<int>::max();
-  for (const int64_t extent : {m, n, k}) {
+  const auto lead = [](const auto& x) {
+    return std::max<int64_t>(1, x.stride == 0 ? x.cols : x.stride);
+  };
+  for (const int64_t extent : {m, n, k, lead(a), lead(b), lead(c)}) {
     if (extent > kMost) return Status::InvalidArgument("a matrix too large for cuBLAS");
   }
-  const auto lead = [](int64_t cols) { return static_cast<int>(cols > 0 ? cols : 1); };
   const auto gemm = [&] {
     if constexpr (std::is_same_v<T, float>) {
       return api_.Sgemm;
@@ -54,10 +57,11 @@ Status DeviceProducts::Multiply(DeviceMatrix<const T> a, bool transpose_a, Devic
       return api_.Dgemm;
     }
   }();
-  return Check(gemm(handle_, transpose_b ? 1 : 0, transpose_a ? 1 : 0, static_cast<int>(n),
-                    static_cast<int>(m), static_cast<int>(k), &alpha, b.data, lead(b.cols), a.data,
-                    lead(a.cols), &beta, c.data, lead(c.cols)),
-               "cublasGemm");
+  return Check(
+      gemm(handle_, transpose_b ? 1 : 0, transpose_a ? 1 : 0, static_cast<int>(n),
+           static_cast<int>(m), static_cast<int>(k), &alpha, b.data, static_cast<int>(lead(b)),
+           a.data, static_cast<int>(lead(a)), &beta, c.data, static_cast<int>(lead(c))),
+      "cublasGemm");
 }
 
 template Status DeviceProducts::Multiply(DeviceMatrix<const float>, bool, DeviceMatrix<const float>,

@@ -12,7 +12,8 @@ template <typename T>
 struct DeviceMatrix {
   T* data = nullptr;
   int64_t rows = 0;
-  int64_t cols = 0;  // adjacent in memory
+  int64_t cols = 0;    // adjacent in memory
+  int64_t stride = 0;  // from row to row; 0: cols
 };
 
 // One per stream; not thread-safe.

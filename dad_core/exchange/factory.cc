@@ -10,7 +10,9 @@
 #include "exchange/device/factor.h"
 #include "exchange/device/int8.h"
 #include "exchange/device/low_rank.h"
+#include "exchange/device/qsgd.h"
 #include "exchange/device/sparse.h"
+#include "exchange/device/transfer.h"
 #include "exchange/exchange.h"
 #include "exchange/factor.h"
 #include "exchange/gather.h"
@@ -54,6 +56,7 @@ Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const Exc
   if (ComputesOnDevice(spec, env)) {
     if (name == "sparse") return MakeDeviceSparseExchange(spec, method.value(), env);
     if (name == "int8") return MakeDeviceInt8Exchange(spec, method.value(), env);
+    if (name == "qsgd") return MakeDeviceQsgdExchange(spec, method.value(), env);
     if (name == "factor") return MakeDeviceFactorExchange(spec, method.value(), env);
     if (name == "low_rank") return MakeDeviceLowRankExchange(spec, method.value(), env);
   }
@@ -75,15 +78,17 @@ bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
   const Result<MethodText> method = MethodText::Parse(spec.method);
   if (!method.ok()) return false;
   const std::string& name = method.value().name();
-  return name == "int8" || (name == "sparse" && SparseOnDevice(method.value())) ||
+  return name == "int8" || name == "qsgd" || (name == "sparse" && SparseOnDevice(method.value())) ||
          FactorOnDevice(spec, method.value(), env) || LowRankOnDevice(spec, method.value(), env);
 }
 
 bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env) {
   if (!ComputesOnDevice(spec, env) || mine.input.device_index != env.bench->device()) return false;
   if (spec.method.starts_with("factor") || spec.method.starts_with("low_rank")) return true;
-  return spec.method.starts_with("sparse") ? SparseTakesFromDevice(spec, mine, env)
-                                           : Int8TakesFromDevice(spec, mine);
+  if (spec.method.starts_with("sparse")) return SparseTakesFromDevice(spec, mine, env);
+  // One tensor in, one out.
+  return spec.dtype == DType::kFloat64 ? IsNear<double>(mine.input) && IsNear<double>(mine.output)
+                                       : IsNear<float>(mine.input) && IsNear<float>(mine.output);
 }
 
 bool IsElementwise(const TensorSpec& spec) {

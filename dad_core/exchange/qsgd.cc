@@ -7,33 +7,12 @@
 
 #include "codec/qsgd.h"
 #include "exchange/by_method.h"
+#include "exchange/qsgd_state.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
-#include "exchange/state_store.h"
 
 namespace dad {
 namespace {
-
-class QsgdState final : public ExchangeState {
- public:
-  void Export(std::vector<StateTensor>& out) override {
-    StateTensor tensor{"step", DType::kInt64, {1}, std::vector<std::byte>(sizeof step)};
-    std::memcpy(tensor.bytes.data(), &step, sizeof step);
-    out.push_back(std::move(tensor));
-  }
-  Status Import(const std::vector<StateTensor>& tensors) override {
-    for (const StateTensor& tensor : tensors) {
-      if (tensor.name != "step" || tensor.bytes.size() != sizeof step) {
-        return Status::InvalidArgument("a saved " + tensor.name + " is not of qsgd");
-      }
-      std::memcpy(&step, tensor.bytes.data(), sizeof step);
-    }
-    return Status::Ok();
-  }
-  void ReturnLast() override {}  // nothing waits
-
-  int64_t step = 0;
-};
 
 template <typename T>
 class QsgdExchange final : public Exchange {
@@ -141,6 +120,22 @@ class QsgdExchange final : public Exchange {
 };
 
 }  // namespace
+
+void QsgdState::Export(std::vector<StateTensor>& out) {
+  StateTensor tensor{"step", DType::kInt64, {1}, std::vector<std::byte>(sizeof step)};
+  std::memcpy(tensor.bytes.data(), &step, sizeof step);
+  out.push_back(std::move(tensor));
+}
+
+Status QsgdState::Import(const std::vector<StateTensor>& tensors) {
+  for (const StateTensor& tensor : tensors) {
+    if (tensor.name != "step" || tensor.bytes.size() != sizeof step) {
+      return Status::InvalidArgument("a saved " + tensor.name + " is not of qsgd");
+    }
+    std::memcpy(&step, tensor.bytes.data(), sizeof step);
+  }
+  return Status::Ok();
+}
 
 Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const MethodText& method,
                                                    const ExchangeEnv& env) {

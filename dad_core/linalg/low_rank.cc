@@ -17,9 +17,6 @@ namespace {
 using linalg::Kernels;
 using linalg::KernelsAt;
 
-// Seeds of random directions that stand in for missing ones.
-constexpr uint64_t kRefillSeed = 0x6c6f775f72616e6bu;
-
 // A few long rows in double: what is small enough to be done carefully.
 class Rows {
  public:
@@ -63,11 +60,6 @@ Rows Mixed(CpuLevel level, const Rows& w, const Rows& x) {
            {x.data(), x.rows(), x.cols(), x.cols()}, ViewOf(out.data(), out.rows(), out.cols()));
   return out;
 }
-
-template <typename T>
-constexpr double kZeroNorm = std::is_same_v<T, float> ? 1e-7 : 1e-14;  // beside the largest
-template <typename T>
-constexpr double kZeroAngle = std::is_same_v<T, float> ? 1e-5 : 1e-7;
 
 // W with W x orthonormal, of as many rows as x has independent ones, found by a pivoted
 // Cholesky decomposition of the rows' inner products. Rows are taken at norm 1, so that
@@ -352,11 +344,13 @@ double EnergyOfRows(CpuLevel level, std::span<const RowsTerm<T>> rows, int64_t m
   return std::max(0.0, energy);
 }
 
+// Uniform in [-1, 1) has variance 1/3.
+double RandomScale(int64_t cols) { return std::sqrt(3.0 / static_cast<double>(cols)); }
+
 template <typename T>
 void RandomStart(uint64_t seed, MatrixView<T> v_warm) {
   if (v_warm.empty()) return;
-  // Uniform in [-1, 1) has variance 1/3.
-  const double scale = std::sqrt(3.0 / static_cast<double>(v_warm.cols));
+  const double scale = RandomScale(v_warm.cols);
   const uint64_t key = Scrambled(seed);
   uint64_t counter = 0;
   for (int64_t i = 0; i < v_warm.rows; ++i) {

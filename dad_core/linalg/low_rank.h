@@ -12,6 +12,13 @@
 
 namespace dad {
 
+// A direction shorter than this beside the longest, or at a smaller angle to what the others span,
+// is none: it would be rounding.
+template <typename T>
+inline constexpr double kZeroNorm = std::is_same_v<T, float> ? 1e-7 : 1e-14;
+template <typename T>
+inline constexpr double kZeroAngle = std::is_same_v<T, float> ? 1e-5 : 1e-7;
+
 struct LowRankOptions {
   int rank = 4;         // at most so many directions
   double tol = 0;       // a direction with σ < tol σ₁ is left out
@@ -69,5 +76,9 @@ double EnergyOfRows(CpuLevel level, std::span<const RowsTerm<T>> rows, int64_t m
 // same bits everywhere.
 template <typename T>
 void RandomStart(uint64_t seed, MatrixView<T> v_warm);
+// Its values are from -1 to 1, times this.
+double RandomScale(int64_t cols);
+// Where the random directions begin that stand in for missing ones: a seed for each.
+inline constexpr uint64_t kRefillSeed = 0x6c6f775f72616e6bu;
 
 }  // namespace dad

@@ -7,9 +7,10 @@
 #include "codec/cuda/kernels.h"
 #include "codec/cuda/layer_kernels.h"
 #include "codec/cuda/pack_kernel.h"
+#include "codec/cuda/qsgd_kernels.h"
 #include "codec/cuda/result_kernels.h"
 #include "codec/cuda/rice_kernels.h"
-#include "codec/cuda/small_kernels.h"
+#include "codec/cuda/subspace_kernels.h"
 #include "codec/cuda/tau_kernels.h"
 
 // Of one type, which the name ends with.
@@ -29,8 +30,8 @@
   X(add_kept_##type, AddKeptKernel<T>)               \
   X(square_##type, SquareKernel<T>)                  \
   X(left_##type, LeftKernel<T>)                      \
-  X(orthonormalise_##type, OrthonormaliseKernel<T>)  \
-  X(small_svd_##type, SmallSvdKernel<T>)
+  X(encode_qsgd_##type, EncodeQsgdKernel<T>)         \
+  X(add_qsgd_##type, AddQsgdKernel<T>)
 
 #define DAD_CUDA_KERNELS(X)                         \
   X(copy_f32_f32, CopyKernel<float, float>)         \
@@ -43,6 +44,7 @@
   X(copy_f64_f64, CopyKernel<double, double>)       \
   X(widen_f16_f32, WidenKernel<Half>)               \
   X(widen_bf16_f32, WidenKernel<BFloat16>)          \
+  X(widen_f32_f64, WidenKernel<float, double>)      \
   X(result_f32_f32, ResultKernel<float, float>)     \
   X(result_f32_f16, ResultKernel<float, Half>)      \
   X(result_f32_bf16, ResultKernel<float, BFloat16>) \
@@ -50,6 +52,12 @@
   X(result_f64_f32, ResultKernel<double, float>)    \
   X(add_rows_f32, AddRowsKernel<float>)             \
   X(transpose_f32, TransposeKernel<float>)          \
+  X(quantise_int8_rows_f32, QuantiseInt8RowsKernel) \
+  X(round_bf16, RoundBf16Kernel)                    \
+  X(orthonormalise, OrthonormaliseKernel)           \
+  X(principal, PrincipalKernel)                     \
+  X(narrow_rows, NarrowRowsKernel)                  \
+  X(next_start, NextStartKernel)                    \
   X(check_int8, CheckInt8Kernel)                    \
   X(offsets, OffsetsKernel)                         \
   X(check_words, CheckWordsKernel)                  \

@@ -22,6 +22,17 @@ constexpr int kPerThread = 4;
 constexpr int64_t kTile = int64_t{kThreads} * kPerThread;
 constexpr int kScanSteps = 8;  // 2^8 threads
 
+// Most kernels say how many phases they have as kPhases, and each is compiled by itself. Where
+// loops have to meet their number depends on the arguments: Phases(args).
+template <typename Kernel, typename = void>
+struct HasFixedPhases {
+  static constexpr bool kValue = false;
+};
+template <typename Kernel>
+struct HasFixedPhases<Kernel, decltype(static_cast<void>(Kernel::kPhases))> {
+  static constexpr bool kValue = true;
+};
+
 DAD_HD int64_t DivideUp(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Several blocks may call it for one address; the result does not depend on their order.
@@ -233,6 +244,71 @@ struct QuantiseInt4Kernel {
           if (second) decoded[j + 1] = static_cast<T>(scale) * static_cast<T>(high);
         }
       }
+    }
+  }
+};
+
+// int8, a scale per row (codec/factor_wire.h): a block per row.
+struct QuantiseInt8RowsKernel {
+  struct Args {
+    const float* x;
+    int64_t rows;
+    int64_t cols;
+    uint8_t* out;    // rows of 4 + cols bytes, of any alignment
+    float* decoded;  // may be x
+  };
+  struct Shared {
+    Word<float> largest[kThreads];
+  };
+  static constexpr int kPhases = kScanSteps + 2;
+  static int64_t Blocks(const Args& a) { return a.rows; }
+
+  static DAD_HD void Phase(int phase, Where at, Shared& shared, const Args& a) {
+    const float* x = a.x + at.block * a.cols;
+    if (phase == 0) {
+      Word<float> largest = 0;
+      for (int64_t j = at.thread; j < a.cols; j += kThreads) {
+        const Word<float> magnitude = MagnitudeBits(x[j]);
+        if (magnitude > largest) largest = magnitude;
+      }
+      shared.largest[at.thread] = largest;
+    } else if (phase <= kScanSteps) {
+      ReduceMaxStep(shared.largest, phase - 1, at.thread);
+    } else {
+      const float scale = ScaleOf<float>(shared.largest[0], 127);
+      const float inverse = scale > 0 ? 1 / scale : 0;
+      uint8_t* out = a.out + at.block * (4 + a.cols);
+      if (at.thread < 4) {
+        out[at.thread] = static_cast<uint8_t>(BitsAs<uint32_t>(scale) >> (8 * at.thread));
+      }
+      for (int64_t j = at.thread; j < a.cols; j += kThreads) {
+        const int q = scale > 0 ? ToInt(x[j], inverse, 127) : 0;
+        out[4 + j] = static_cast<uint8_t>(q);
+        a.decoded[at.block * a.cols + j] = scale * static_cast<float>(q);
+      }
+    }
+  }
+};
+
+// bf16 as factors travel in it, and what receivers will have.
+struct RoundBf16Kernel {
+  struct Args {
+    const float* x;
+    int64_t count;
+    BFloat16* out;
+    float* decoded;  // may be x
+  };
+  struct Shared {};
+  static constexpr int kPhases = 1;
+  static int64_t Blocks(const Args& a) { return DivideUp(a.count, kTile); }
+
+  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
+    for (int k = 0; k < kPerThread; ++k) {
+      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
+      if (i >= a.count) return;
+      const BFloat16 rounded = ToBFloat16(a.x[i]);
+      a.out[i] = rounded;
+      a.decoded[i] = ToFloat(rounded);
     }
   }
 };

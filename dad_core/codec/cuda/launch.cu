@@ -11,10 +11,19 @@ template <typename Kernel>
 __global__ void __launch_bounds__(kThreads) Run(const typename Kernel::Args args) {
   __shared__ typename Kernel::Shared shared;
   const Where at{static_cast<int64_t>(blockIdx.x), static_cast<int>(threadIdx.x)};
+  if constexpr (HasFixedPhases<Kernel>::kValue) {
 #pragma unroll
-  for (int phase = 0; phase < Kernel::kPhases; ++phase) {
-    if (phase > 0) __syncthreads();
-    Kernel::Phase(phase, at, shared, args);
+    for (int phase = 0; phase < Kernel::kPhases; ++phase) {
+      if (phase > 0) __syncthreads();
+      Kernel::Phase(phase, at, shared, args);
+    }
+  } else {
+    const int phases = Kernel::Phases(args);
+#pragma unroll 1
+    for (int phase = 0; phase < phases; ++phase) {
+      if (phase > 0) __syncthreads();
+      Kernel::Phase(phase, at, shared, args);
+    }
   }
 }
 

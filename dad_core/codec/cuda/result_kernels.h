@@ -8,12 +8,12 @@
 
 namespace dad::cuda {
 
-template <typename From>
+template <typename From, typename To = float>
 struct WidenKernel {
   struct Args {
     const From* from;
     int64_t count;
-    float* to;
+    To* to;
   };
   struct Shared {};
   static constexpr int kPhases = 1;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "exchange/by_method.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
 #include "exchange/factor_share.h"
 #include "exchange/share_io.h"
@@ -34,6 +35,7 @@ class DeviceFactorExchange final : public Exchange {
     step_ = input;
     stage_ = Stage::kCopying;
     replan_ = false;
+    refusal_.Clear();
     share_.emplace();
     sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
     if (input.mine == nullptr) return Status::Ok();
@@ -43,7 +45,7 @@ class DeviceFactorExchange final : public Exchange {
     }
     replan_ = input.mine->replan;
     DAD_RETURN_IF_ERROR(bench_.Open());
-    return CopyOut();
+    return OrRefuse(CopyOut());
   }
 
   int num_rounds() const override { return 1; }
@@ -57,7 +59,8 @@ class DeviceFactorExchange final : public Exchange {
     }
     if (stage_ == Stage::kOnHost) {
       stage_ = Stage::kShare;
-      DAD_RETURN_IF_ERROR(CheckIndices());
+      DAD_RETURN_IF_ERROR(OrRefuse(CheckIndices()));
+      if (refusal_.there()) return DeviceEvent();
       WriteFactorShare<T>(layers_, on_host_, step_.mine->scale, step_.mine->replan, *share_);
     }
     return DeviceEvent();
@@ -74,28 +77,31 @@ class DeviceFactorExchange final : public Exchange {
 
   Status Receive(int round, std::span<const ByteSpan> shares) override {
     pieces_.assign(1, {});
+    const Refusal mine = std::exchange(refusal_, {});
     for (int r = 0; r < group_.size; ++r) {
       const ByteSpan share = shares[static_cast<size_t>(r)];
       if (r == group_.rank) {
-        if (step_.mine != nullptr) {
+        if (mine.there()) {
+          refusal_.Note(mine.why());
+        } else if (step_.mine != nullptr) {
           AddOwnPieces(layers_, on_host_, r, step_.mine->scale, pieces_);
         }
       } else if (ReceiveBytes(round, r) == 0) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, 0));
-      } else {
+      } else if (!refusal_.Read(share)) {
         DAD_RETURN_IF_ERROR(ParseFactorShare(spec_, layers_, r, share, pieces_, replan_));
       }
     }
-    if (step_.mine == nullptr) return Status::Ok();
+    if (step_.mine == nullptr || refusal_.there()) return Status::Ok();
     if (step_.report != nullptr) step_.report->replan = replan_;
-    return Pool();
+    return Refusal::Late(spec_, group_.rank, Pool());
   }
 
   Status Finish() override {
     if (step_.mine == nullptr) return Status::Ok();
     DAD_RETURN_IF_ERROR(Record());
     Release();
-    return Status::Ok();
+    return refusal_.there() ? refusal_.status(spec_) : Status::Ok();
   }
 
   void Cancel() override { Release(); }
@@ -169,15 +175,21 @@ class DeviceFactorExchange final : public Exchange {
   // Could not be looked at before.
   Status CheckIndices() const {
     for (const IndexedSegment& segment : on_host_[0].indexed) {
-      const auto* index = static_cast<const int64_t*>(segment.index.data);
-      const int64_t out = layers_[0].out;
-      if (std::any_of(index, index + segment.index.num_elements(),
-                      [&](int64_t i) { return i < 0 || i >= out; })) {
-        return Status::InvalidArgument("\"" + spec_.name + "\": an index lies outside of the " +
-                                       std::to_string(out) + " rows of the tensor");
-      }
+      const std::span<const int64_t> index(static_cast<const int64_t*>(segment.index.data),
+                                           static_cast<size_t>(segment.index.num_elements()));
+      const std::string why = Refusal::Outside(index, layers_[0].out);
+      if (!why.empty()) return Status::Unavailable(why);
     }
     return Status::Ok();
+  }
+
+  // What this rank cannot do it says in its share; the step goes on without it.
+  Status OrRefuse(const Status& status) {
+    if (status.ok() || !Refusal::Is(status)) return status;
+    refusal_.Note(group_.rank, status.message());
+    refusal_.Write(share_->numbers());
+    stage_ = Stage::kShare;
+    return Record();
   }
 
   // ---- the pooled gradient
@@ -366,6 +378,7 @@ class DeviceFactorExchange final : public Exchange {
   std::vector<std::pair<const TensorView*, const T*>> own_;
   std::optional<ShareWriter> share_;
   std::vector<LayerPieces> pieces_;
+  Refusal refusal_;
   bool replan_ = false;
 };
 

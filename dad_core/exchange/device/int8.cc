@@ -373,15 +373,6 @@ class DeviceInt8Exchange final : public Exchange {
 
 }  // namespace
 
-bool Int8TakesFromDevice(const TensorSpec& spec, const Contribution& mine) {
-  for (const TensorView* view : {&mine.input, &mine.output}) {
-    if (!(spec.dtype == DType::kFloat64 ? IsNear<double>(*view) : IsNear<float>(*view))) {
-      return false;
-    }
-  }
-  return true;
-}
-
 Result<std::unique_ptr<Exchange>> MakeDeviceInt8Exchange(const TensorSpec& spec,
                                                          const MethodText& method,
                                                          const ExchangeEnv& env) {

@@ -11,8 +11,6 @@
 
 namespace dad {
 
-bool Int8TakesFromDevice(const TensorSpec& spec, const Contribution& mine);
-
 Result<std::unique_ptr<Exchange>> MakeDeviceInt8Exchange(const TensorSpec& spec,
                                                          const MethodText& method,
                                                          const ExchangeEnv& env);

@@ -7,6 +7,7 @@
 
 #include "exchange/by_method.h"
 #include "exchange/device/low_rank_side.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
 #include "exchange/low_rank_share.h"
 #include "exchange/shares.h"
@@ -57,9 +58,12 @@ class DeviceLowRankExchange final : public Exchange {
     group_ = group;
     step_ = input;
     event_ = nullptr;
-    iterates_ = nullptr;
+    waits_ = false;
+    compresses_ = nullptr;
     result_ = {};
+    result_weight_ = 1;
     any_not_finite_ = any_replan_ = owner_sent_ = false;
+    refusal_.Clear();
     DAD_RETURN_IF_ERROR(bench_.Open());
     DAD_RETURN_IF_ERROR(FindState());
     state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
@@ -70,41 +74,34 @@ class DeviceLowRankExchange final : public Exchange {
       return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
                                      std::to_string(input.mine->layers.size()));
     }
-    return AddTerms();
+    return OrRefuse(AddTerms(), from_rank_);
   }
 
   int num_rounds() const override { return settings_.combine == LowRankCombine::kGather ? 1 : 2; }
   int device() const override { return bench_.device(); }
   DeviceEvent device_event() const override { return event_; }
 
-  // Indices of rows have to be looked at first; then pass by pass.
+  // Indices of rows have to be looked at first; then the iteration, all of it at once.
   Result<DeviceEvent> Ready(int round) override {
     if (waits_) {
       waits_ = false;
       return event_;
     }
     if (index_on_host_ != nullptr) {
-      DAD_RETURN_IF_ERROR(AddIndexed());
-      DAD_RETURN_IF_ERROR(Iterate(state_->rank));
+      DAD_RETURN_IF_ERROR(OrRefuse(AddIndexed(), from_rank_));
       waits_ = false;
       return event_;
     }
-    if (iterates_ == nullptr) return DeviceEvent();
-    const Result<bool> last = iterates_->NextPass(env_.cpu_level, settings_.options);
-    if (!last.ok()) return last.status();
-    if (!last.value()) {
-      DAD_RETURN_IF_ERROR(Record());
-      return event_;
-    }
-    iterates_ = nullptr;
+    if (compresses_ == nullptr) return DeviceEvent();
+    compresses_->Read();
+    compresses_ = nullptr;
     if (round == 0) {
-      if (state_->rank.finite()) mine_ = state_->rank.Round(settings_.wire, bytes_);
+      WriteFromRank();
     } else {
       // Of finite factors: too large a sum is the same to all as a gradient that is not finite.
       any_not_finite_ = any_not_finite_ || !state_->owner.finite();
-      std::vector<std::byte> bytes;
-      if (!any_not_finite_) result_ = state_->owner.Round(settings_.wire, bytes);
-      WriteFromOwner(bytes);
+      result_ = state_->owner.sent();
+      WriteFromOwner();
     }
     return DeviceEvent();
   }
@@ -117,16 +114,8 @@ class DeviceLowRankExchange final : public Exchange {
 
   Status Send(int round, int peer, GatherBuffer& out) override {
     if (!Travels(round, group_.rank, peer)) return Status::Ok();
-    if (round == 1) {
-      out.Reference(from_owner_.data(), from_owner_.size());
-      return Status::Ok();
-    }
-    const bool finite = state_->rank.finite();
-    out.AppendValue(static_cast<uint8_t>((finite ? 0 : kLowRankNotFinite) |
-                                         (step_.mine->replan ? kLowRankReplan : 0)));
-    if (!finite) return Status::Ok();
-    out.AppendValue(static_cast<uint8_t>(mine_.k));
-    out.Reference(bytes_.data(), bytes_.size());
+    const std::vector<std::byte>& share = round == 1 ? from_owner_ : from_rank_;
+    out.Reference(share.data(), share.size());
     return Status::Ok();
   }
 
@@ -138,35 +127,53 @@ class DeviceLowRankExchange final : public Exchange {
     }
     if (round == 1) {
       if (IsOwner() || step_.mine == nullptr) return Status::Ok();
-      return ReadShare(settings_.owner, shares[static_cast<size_t>(settings_.owner)], result_);
+      const ByteSpan share = shares[static_cast<size_t>(settings_.owner)];
+      refusal_.Clear();  // ours may not be the first
+      if (refusal_.Read(share)) return Status::Ok();
+      SentFactors<float> sent;
+      DAD_RETURN_IF_ERROR(ReadShare(settings_.owner, share, sent));
+      return Refusal::Late(spec_, group_.rank, Bring(sent, result_));
     }
     if (settings_.combine == LowRankCombine::kOwner && !IsOwner()) return Status::Ok();
     std::vector<SentFactors<float>> all(static_cast<size_t>(group_.size));
+    const Refusal mine = std::exchange(refusal_, {});
     for (int r = 0; r < group_.size; ++r) {
       const auto i = static_cast<size_t>(r);
       if (group_.Joined(r)) continue;
       if (r == group_.rank) {
-        Note(state_->rank.finite(), step_.mine->replan);
-        if (state_->rank.finite()) all[i] = mine_;
+        if (mine.there()) {
+          refusal_.Note(mine.why());
+        } else {
+          Note(state_->rank.finite(), step_.mine->replan);
+        }
+      } else if (refusal_.Read(shares[i])) {
+        continue;
       } else if (Travels(round, r, group_.rank)) {
         DAD_RETURN_IF_ERROR(ReadShare(r, shares[i], all[i]));
       }
     }
     const float weight = 1.0f / static_cast<float>(group_.size);
-    const SentFactors<float> stack = Stacked(all, weight);
-    if (settings_.combine == LowRankCombine::kGather) {
-      result_ = stack;
+    if (refusal_.there()) {
+      WriteRefusal(from_owner_);
       return Status::Ok();
     }
-    WriteFromOwner({});
-    if (any_not_finite_) return Status::Ok();
-    owner_sent_ = true;
-    DAD_RETURN_IF_ERROR(state_->owner.Begin());
-    DAD_RETURN_IF_ERROR(state_->owner.AddFactors(stack, 1));
-    return Iterate(state_->owner);
+    if (any_not_finite_) {
+      WriteFromOwner();
+      return Status::Ok();
+    }
+    if (settings_.combine == LowRankCombine::kGather) {
+      result_weight_ = weight;
+      return Refusal::Late(spec_, group_.rank, Stack(all, result_));
+    }
+    return OrRefuse(Combine(all, weight), from_owner_);
   }
 
   Status Finish() override {
+    if (refusal_.there()) {
+      DAD_RETURN_IF_ERROR(Record());
+      Release();
+      return refusal_.status(spec_);
+    }
     if (!any_not_finite_) {
       if (step_.mine != nullptr) {
         if (moves_owner_) state_->owner.Clear();
@@ -180,7 +187,8 @@ class DeviceLowRankExchange final : public Exchange {
         step_.report->not_finite = any_not_finite_;
         step_.report->effective = static_cast<double>(result_.k);
       }
-      DAD_RETURN_IF_ERROR(WriteOutput());
+      const Status written = WriteOutput();
+      if (!written.ok()) return Refusal::Late(spec_, group_.rank, written);
     }
     DAD_RETURN_IF_ERROR(Record());
     Release();
@@ -238,7 +246,7 @@ class DeviceLowRankExchange final : public Exchange {
     if (moves_owner_) {
       DAD_RETURN_IF_ERROR(side.AddSide(state_->owner, static_cast<float>(group_.size)));
     }
-    if (layer.indexed.empty()) return Iterate(side);
+    if (layer.indexed.empty()) return Compress(side);
     size_t num_bytes = 0;
     for (const IndexedSegment& segment : layer.indexed) num_bytes += segment.index.num_bytes();
     const Result<std::byte*> pinned = pinned_.Take(bench_, num_bytes);
@@ -260,24 +268,44 @@ class DeviceLowRankExchange final : public Exchange {
     const auto* next = reinterpret_cast<const int64_t*>(std::exchange(index_on_host_, nullptr));
     for (const IndexedSegment& segment : step_.mine->layers[0].indexed) {
       const int64_t rows = segment.index.num_elements();
-      std::vector<uint32_t> index;
-      for (int64_t k = 0; k < rows; ++k, ++next) {
-        if (*next < 0 || *next >= m()) {
-          return Status::InvalidArgument("\"" + spec_.name + "\": an index lies outside of the " +
-                                         std::to_string(m()) + " rows of the tensor");
-        }
-        index.push_back(static_cast<uint32_t>(*next));
+      const std::span<const int64_t> found(next, static_cast<size_t>(rows));
+      next += rows;
+      if (const std::string why = Refusal::Outside(found, m()); !why.empty()) {
+        return Status::Unavailable(why);
       }
+      const std::vector<uint32_t> index(found.begin(), found.end());
       const auto x = ValuesOf<float>(bench_, segment.x, arena_);
       if (!x.ok()) return x.status();
       DAD_RETURN_IF_ERROR(state_->rank.AddIndexed(x.value(), index, Scale()));
     }
+    return Compress(state_->rank);
+  }
+
+  // The owner's part: S = E + (1/W) Σ C.
+  Status Combine(const std::vector<SentFactors<float>>& all, float weight) {
+    DeviceFactors stack;
+    DAD_RETURN_IF_ERROR(Stack(all, stack));
+    owner_sent_ = true;
+    DAD_RETURN_IF_ERROR(state_->owner.Begin());
+    DAD_RETURN_IF_ERROR(state_->owner.AddFactors(stack, weight));
+    return Compress(state_->owner);
+  }
+
+  // What this rank cannot do it says in `share`; the step goes on without it.
+  Status OrRefuse(const Status& status, std::vector<std::byte>& share) {
+    if (status.ok() || !Refusal::Is(status)) return status;
+    refusal_.Note(group_.rank, status.message());
+    WriteRefusal(share);
+    compresses_ = nullptr;
+    index_on_host_ = nullptr;
+    DAD_RETURN_IF_ERROR(Record());
+    waits_ = false;
     return Status::Ok();
   }
 
-  Status Iterate(DeviceLowRankSide& side) {
-    DAD_RETURN_IF_ERROR(side.StartIteration(settings_.options));
-    iterates_ = &side;
+  Status Compress(DeviceLowRankSide& side) {
+    DAD_RETURN_IF_ERROR(side.Compress(settings_.options, settings_.wire));
+    compresses_ = &side;
     waits_ = true;
     return Record();
   }
@@ -296,22 +324,60 @@ class DeviceLowRankExchange final : public Exchange {
     return Status::Ok();
   }
 
-  void WriteFromOwner(const std::vector<std::byte>& bytes) {
-    from_owner_.assign(1, static_cast<std::byte>((any_not_finite_ ? kLowRankNotFinite : 0) |
-                                                 (any_replan_ ? kLowRankReplan : 0)));
-    if (any_not_finite_) return;
-    from_owner_.push_back(static_cast<std::byte>(result_.k));
-    from_owner_.insert(from_owner_.end(), bytes.begin(), bytes.end());
+  void WriteRefusal(std::vector<std::byte>& share) const {
+    ByteWriter out;
+    refusal_.Write(out);
+    share = out.bytes();
+  }
+  void WriteFromRank() {
+    WriteShare(state_->rank, state_->rank.finite(), step_.mine->replan, from_rank_);
+  }
+  void WriteFromOwner() { WriteShare(state_->owner, !any_not_finite_, any_replan_, from_owner_); }
+  static void WriteShare(const DeviceLowRankSide& side, bool finite, bool replan,
+                         std::vector<std::byte>& share) {
+    share.assign(1, static_cast<std::byte>((finite ? 0 : kLowRankNotFinite) |
+                                           (replan ? kLowRankReplan : 0)));
+    if (!finite) return;
+    share.push_back(static_cast<std::byte>(side.sent().k));
+    side.AppendSent(share);
   }
 
-  static SentFactors<float> Stacked(const std::vector<SentFactors<float>>& all, float weight) {
-    SentFactors<float> stack;
-    for (const SentFactors<float>& one : all) {
-      stack.k += one.k;
-      stack.ut.insert(stack.ut.end(), one.ut.begin(), one.ut.end());
-      for (float value : one.vt) stack.vt.push_back(value * weight);
+  Status Bring(const SentFactors<float>& sent, DeviceFactors& factors) {
+    if (sent.k == 0) return Status::Ok();
+    auto* ut = arena_.Take<float>(bench_, sent.k * m());
+    auto* vt = arena_.Take<float>(bench_, sent.k * settings_.columns());
+    DAD_RETURN_IF_ERROR(arena_.status());
+    DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(sent.ut)), ut));
+    DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(sent.vt)), vt));
+    factors = {sent.k, ut, vt};
+    return Status::Ok();
+  }
+
+  // The factors of all, in the order of ranks: of the others as they came, our own, which are what
+  // the others decode, from where they lie.
+  Status Stack(const std::vector<SentFactors<float>>& others, DeviceFactors& stack) {
+    SentFactors<float> host;
+    DeviceFactors own;
+    int64_t before = 0;
+    for (int r = 0; r < group_.size; ++r) {
+      const SentFactors<float>& one = others[static_cast<size_t>(r)];
+      host.k += one.k;
+      host.ut.insert(host.ut.end(), one.ut.begin(), one.ut.end());
+      host.vt.insert(host.vt.end(), one.vt.begin(), one.vt.end());
+      if (r != group_.rank || step_.mine == nullptr) continue;
+      own = state_->rank.sent();
+      before = host.k;
+      host.k += own.k;
+      host.ut.resize(static_cast<size_t>(host.k * m()));
+      host.vt.resize(static_cast<size_t>(host.k * settings_.columns()));
     }
-    return stack;
+    DAD_RETURN_IF_ERROR(Bring(host, stack));
+    const auto put = [&](const float* to, const float* from, int64_t cols) {
+      return bench_.Copy(const_cast<float*>(to) + before * cols, from,
+                         static_cast<size_t>(own.k * cols) * sizeof(float));
+    };
+    DAD_RETURN_IF_ERROR(put(stack.ut, own.ut, m()));
+    return put(stack.vt, own.vt, settings_.columns());
   }
 
   // ---- the result
@@ -324,40 +390,22 @@ class DeviceLowRankExchange final : public Exchange {
     if (settings_.layer.bias) DAD_RETURN_IF_ERROR(bias.Take(bench_, layer.output_bias, arena_));
     if (!any_not_finite_ && k > 0) {
       const auto scale = static_cast<float>(
-          spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0));
-      std::vector<float> v_weight, v_bias;
-      for (int64_t i = 0; i < k; ++i) {
-        const float* row = result_.vt.data() + i * columns;
-        v_weight.insert(v_weight.end(), row, row + in);
-        if (settings_.layer.bias) v_bias.push_back(row[in]);
-      }
-      const Result<float*> u = Bring(result_.ut);
-      if (!u.ok()) return u.status();
-      const Result<float*> v = Bring(v_weight);
-      if (!v.ok()) return v.status();
-      const Result<float*> b = Bring(v_bias);
-      if (!b.ok()) return b.status();
+          spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0) *
+          result_weight_);
       const Result<DeviceProducts*> products = bench_.Products();
       if (!products.ok()) return products.status();
       const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
-      const DeviceMatrix<const float> ut{u.value(), k, m()}, vt{v.value(), k, in};
+      const DeviceMatrix<const float> ut{result_.ut, k, m()}, vt{result_.vt, k, in, columns};
       DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(
           layer.transposed ? vt : ut, true, layer.transposed ? ut : vt, false,
           {weight.values(), layer.transposed ? in : m(), layer.transposed ? m() : in}, scale));
       if (settings_.layer.bias) {
-        DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(ut, true, {b.value(), k, 1}, false,
-                                                              {bias.values(), m(), 1}, scale));
+        DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(
+            ut, true, {result_.vt + in, k, 1, columns}, false, {bias.values(), m(), 1}, scale));
       }
     }
     DAD_RETURN_IF_ERROR(weight.Deliver(bench_, 1, 1, any_not_finite_));
     return bias.Deliver(bench_, 1, 1, any_not_finite_);
-  }
-
-  Result<float*> Bring(const std::vector<float>& values) {
-    auto* to = arena_.Take<float>(bench_, static_cast<int64_t>(values.size()));
-    DAD_RETURN_IF_ERROR(arena_.status());
-    DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(values)), to));
-    return to;
   }
 
   Status Record() {
@@ -371,7 +419,7 @@ class DeviceLowRankExchange final : public Exchange {
   void Release() {
     pinned_.ReleaseAfter(bench_, event_);
     arena_.Release();
-    iterates_ = nullptr;
+    compresses_ = nullptr;
     index_on_host_ = nullptr;
     waits_ = false;
     // Once: by the time this one goes another exchange may be in a step with the same state.
@@ -390,15 +438,15 @@ class DeviceLowRankExchange final : public Exchange {
   std::shared_ptr<DeviceLowRankState> state_;
   // Of the step.
   DeviceEvent event_;
-  bool waits_ = false;                     // the event is still to be told
-  DeviceLowRankSide* iterates_ = nullptr;  // whose passes are on the stream
+  bool waits_ = false;                       // the event is still to be told
+  DeviceLowRankSide* compresses_ = nullptr;  // whose directions are still to be read
   const std::byte* index_on_host_ = nullptr;
   DeviceArena arena_;
   PinnedKeep pinned_;
-  SentFactors<float> mine_;
-  std::vector<std::byte> bytes_;
-  std::vector<std::byte> from_owner_;
-  SentFactors<float> result_;  // what every rank applies
+  std::vector<std::byte> from_rank_, from_owner_;  // shares
+  DeviceFactors result_;                           // what every rank applies,
+  float result_weight_ = 1;                        // times this
+  Refusal refusal_;
   bool moves_owner_ = false;
   bool owner_sent_ = false;
   bool any_not_finite_ = false;
@@ -414,8 +462,8 @@ bool LowRankOnDevice(const TensorSpec& spec, const MethodText& method, const Exc
   }
   const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
   return settings.ok() && settings.value().combine != LowRankCombine::kPower &&
-         settings.value().feedback == Feedback::kDense && settings.value().options.energy == 0 &&
-         settings.value().layer.out > 0 && settings.value().layer.in > 0;
+         settings.value().feedback == Feedback::kDense && settings.value().layer.out > 0 &&
+         settings.value().layer.in > 0;
 }
 
 Result<std::unique_ptr<Exchange>> MakeDeviceLowRankExchange(const TensorSpec& spec,

@@ -1,11 +1,13 @@
 // rank-dAD (exchange/low_rank.h) of a layer on a device, `owner` and `gather` with the dense
-// residual: E stays there. E += Dᵀ A, what was sent leaves it, and the two products of a pass, P =
-// E V and Q = Eᵀ P, are cuBLAS's. P and Q are as small as what is sent: they come to the host,
-// which finishes the iteration, rounds to the wire and sends as for a layer of its own. The result
-// is formed on the device.
+// residual: E stays there, and so do the iteration (subspace.h), its warm start, the rounding to
+// the wire and what is left (low_rank_side.h). All passes of a step are put on the stream at once,
+// and only the encoded directions come to the host. Factors of other ranks are checked and decoded
+// there, by the decoder that fuzzing knows, and go to the device as values: that takes
+// microseconds, and no kernel has to look for bytes that are out of range.
 //
-// Every rank repeats that last product, so all do it here or none, as in factor.h. float64,
-// `power`, an energy, no feedback and feedback by rows are computed on the host.
+// The wire format is the host's. Every rank repeats the last product, so all do it here or none,
+// as in factor.h; a rank's own factors are what the others decode, bit for bit. float64, `power`,
+// no feedback and feedback by rows are computed on the host.
 #pragma once
 
 #include <memory>

@@ -1,14 +1,16 @@
 // One side of error feedback (exchange/low_rank_state.h) with its residual on a device:
 //
-//   E' = E - pending + terms;   P = E' V;   Q = E'ᵀ P     on the device, in new memory
-//   C = wire(top_r(E'))                                   on the host, from P and Q
+//   E' = E - pending + terms;   C = wire(top_r(E'))
 //
-// Commit makes E' the residual and C what is pending; without it nothing has happened. float32.
+// All of it on the device, in new memory: directions, their encoding, and what receivers will
+// decode of it. Only the encoding comes to the host. Commit makes E' the residual and C what is
+// pending; without it nothing has happened. float32.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dad/state.h"
@@ -19,6 +21,13 @@
 #include "linalg/low_rank.h"
 
 namespace dad {
+
+// Directions in device memory: k×m and k×columns.
+struct DeviceFactors {
+  int64_t k = 0;
+  const float* ut = nullptr;
+  const float* vt = nullptr;
+};
 
 class DeviceLowRankSide {
  public:
@@ -35,16 +44,15 @@ class DeviceLowRankSide {
   Status AddRows(const float* d, const float* a, int64_t rows, int64_t out_begin, int64_t out_count,
                  float scale);
   Status AddIndexed(const float* x, const std::vector<uint32_t>& index, float scale);
-  Status AddFactors(const SentFactors<float>& factors, float scale);
+  Status AddFactors(const DeviceFactors& factors, float scale);
   Status AddSide(const DeviceLowRankSide& other, float scale);
-  // Puts the first pass on the stream.
-  Status StartIteration(const LowRankOptions& options);
-  // When the device is through with a pass: true if it was the last, else the next one is on the
-  // stream.
-  Result<bool> NextPass(CpuLevel level, const LowRankOptions& options);
-  // After the last: whether E' is finite, and what is sent of it, with its encoding.
+  // Puts the passes and the encoding on the stream.
+  Status Compress(const LowRankOptions& options, Wire wire);
+  // When the device is through with that: whether E' is finite, and what is sent of it.
+  void Read();
   bool finite() const { return finite_; }
-  const SentFactors<float>& Round(Wire wire, std::vector<std::byte>& bytes);
+  DeviceFactors sent() const { return {sent_k_, Floats(sent_ut_), Floats(sent_vt_)}; }
+  void AppendSent(std::vector<std::byte>& bytes) const;
   void Commit();
   // Ends the step, committed or not; page-locked memory stays until `event`.
   void End(const DeviceEvent& event);
@@ -55,7 +63,9 @@ class DeviceLowRankSide {
   void Clear();
   void ForgetSent() { returnable_ = false; }
   // What was sent last returns to the residual: it has not left it yet.
-  void ReturnSent();
+  void ReturnSent() {
+    if (std::exchange(returnable_, false)) pending_k_ = 0;
+  }
   void Export(const std::string& prefix, std::vector<StateTensor>& out) const;
   Status Import(const std::string& prefix, const std::vector<StateTensor>& tensors);
 
@@ -64,34 +74,32 @@ class DeviceLowRankSide {
   size_t num_bytes() const { return static_cast<size_t>(m_ * columns_) * sizeof(float); }
   static float* Floats(const DeviceBlock& block) { return reinterpret_cast<float*>(block.get()); }
   float* NewBias() const { return Floats(new_e_) + m_ * n(); }
-  // k × columns on the host to k × n and k × 1 on the device.
-  struct Split {
-    float* weight = nullptr;
-    float* bias = nullptr;
-  };
-  Result<Split> BringSplit(const float* rows, int64_t k, DeviceArena& work);
-  Result<float*> Bring(const float* values, int64_t count, DeviceArena& work);
-  Status LaunchPass(int rank);
+  DeviceFactors pending() const { return {pending_k_, Floats(pending_ut_), Floats(pending_vt_)}; }
+  Result<DeviceBlock> TakeFloats(int64_t count);
+  Result<DeviceBlock> Start(const LowRankOptions& options);
+  Status EncodeRows(float* x, int64_t rows, int64_t cols, std::byte* to);
 
   DeviceBench& bench_;
   const int64_t m_;
   const int64_t columns_;
   const bool bias_;
   const uint64_t seed_;
-  DeviceBlock e_;            // m×n, then the bias; null until needed
-  std::vector<float> warm_;  // r×columns
+  DeviceBlock e_;     // m×n, then the bias; null until needed
+  DeviceBlock warm_;  // r×columns
   int warm_rank_ = 0;
-  SentFactors<float> pending_;
+  DeviceBlock pending_ut_, pending_vt_;
+  int64_t pending_k_ = 0;
   bool returnable_ = false;
   // Of the step.
   DeviceBlock new_e_;
-  std::vector<float> new_warm_;
-  int passes_ = 0;
-  Factors<float> found_;
-  SentFactors<float> sent_;
+  DeviceBlock new_warm_;
+  int new_rank_ = 0;
+  DeviceBlock sent_ut_, sent_vt_;  // r rows, from the k-th on zeros
+  int64_t sent_k_ = 0;
+  Wire wire_ = Wire::kFp32;
   bool finite_ = true;
   PinnedKeep pinned_;
-  const std::byte* from_pass_ = nullptr;  // {not finite}, P, Q, Q of the bias
+  const std::byte* on_host_ = nullptr;  // {not finite, k}, then r encoded rows of ut and of vt
 };
 
 }  // namespace dad

@@ -4,35 +4,13 @@
 #include <nccl.h>
 
 #include <cstddef>
-#include <type_traits>
 
 #include "device/cuda_api.h"
+#include "device/same_call.h"
 #include "transport/nccl/nccl_api.h"
 
 namespace dad {
 namespace {
-
-// How our types stand for theirs: pointers for pointers, int for an enum of that size.
-template <typename Ours, typename Theirs>
-constexpr bool SameOnTheWire() {
-  if constexpr (std::is_pointer_v<Ours> && std::is_pointer_v<Theirs>) {
-    return true;
-  } else if constexpr (std::is_class_v<Ours>) {
-    return std::is_class_v<Theirs> && sizeof(Ours) == sizeof(Theirs) &&
-           alignof(Ours) == alignof(Theirs);
-  } else if constexpr (std::is_enum_v<Theirs>) {
-    return std::is_same_v<Ours, int> && sizeof(Theirs) == sizeof(int);
-  } else {
-    return std::is_same_v<Ours, Theirs>;
-  }
-}
-
-template <typename Ours, typename Theirs>
-struct SameCall : std::false_type {};
-template <typename R, typename... A, typename S, typename... B>
-requires(sizeof...(A) == sizeof...(B)) struct SameCall<R (*)(A...), S (*)(B...)>
-    : std::bool_constant<SameOnTheWire<R, S>() && (SameOnTheWire<A, B>() && ...)> {
-};
 
 // The overloaded ones have to be asked for by their type.
 static_assert(SameCall<decltype(CudaApi::MallocAsync),
@@ -52,6 +30,7 @@ DAD_NCCL_FUNCTIONS(DAD_CHECK)
 #undef DAD_CHECK
 
 static_assert(kCudaSuccess == cudaSuccess && kCudaNotReady == cudaErrorNotReady);
+static_assert(kCudaNoMemory == cudaErrorMemoryAllocation);
 static_assert(kCudaStreamNonBlocking == cudaStreamNonBlocking);
 static_assert(kCudaEventDisableTiming == cudaEventDisableTiming);
 static_assert(kCudaMemcpyDefault == cudaMemcpyDefault);

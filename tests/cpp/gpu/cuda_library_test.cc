@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel_list.h"
 
 namespace dad::cuda {
 namespace {
@@ -31,19 +31,9 @@ class CudaLibraryTest : public testing::Test {
 };
 
 TEST_F(CudaLibraryTest, EveryKernelHasItsEntryPoint) {
-  for (const char* name : {"copy_f32_f32", "copy_f32_f16", "copy_f32_bf16", "copy_f16_f32",
-                           "copy_f16_f16", "copy_bf16_f32", "copy_bf16_bf16", "copy_f64_f64",
-                           "check_int8", "offsets", "check_words", "rice_cost", "rice_choose",
-                           "rice_block_bits", "rice_offsets", "rice_write", "pack_codes", "pack"}) {
-    EXPECT_NE(Find(name), nullptr) << name;
-  }
-  for (const char* name : {"quantise_int8_", "dequantise_int8_", "quantise_int4_",
-                           "dequantise_int4_", "accumulate_", "gather_", "top_", "encode_vgc_",
-                           "encode_strom_", "add_words_", "orthonormalise_", "small_svd_"}) {
-    for (const char* type : {"f32", "f64"}) {
-      EXPECT_NE(Find(std::string(name) + type), nullptr) << name << type;
-    }
-  }
+#define DAD_NAME(name, ...) #name,
+  for (const char* name : {DAD_CUDA_KERNELS(DAD_NAME)}) EXPECT_NE(Find(name), nullptr) << name;
+#undef DAD_NAME
 }
 
 TEST_F(CudaLibraryTest, NothingToDoIsNoError) {

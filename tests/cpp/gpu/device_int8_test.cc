@@ -1,5 +1,5 @@
-// int8 of device tensors, against the host's exchange bit for bit: on the recording fake, with the
-// kernels emulated. No GPU has run any of it.
+// int8 and qsgd of device tensors, against the host's exchange bit for bit: on the recording fake,
+// with the kernels emulated. No GPU has run any of it.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -12,7 +12,7 @@
 namespace dad {
 namespace {
 
-class DeviceInt8Test : public MethodTest {
+class DeviceTensorTest : public MethodTest {
  protected:
   struct Job {
     std::string method = "int8;bucket=64";
@@ -87,6 +87,9 @@ class DeviceInt8Test : public MethodTest {
   }
 };
 
+class DeviceInt8Test : public DeviceTensorTest {};
+class DeviceQsgdTest : public DeviceTensorTest {};
+
 TEST_F(DeviceInt8Test, GivesTheBitsOfTheHost) {
   for (const char* method : {"int8", "int8;bucket=64", "int8;bucket=7;feedback=0"}) {
     for (const int64_t count : {1, 600, 5000}) {
@@ -154,6 +157,51 @@ TEST_F(DeviceInt8Test, AJoinedRankServesAsOwner) {
     join.name = "join";
     EXPECT_TRUE(job[rank].Submit(std::move(join))->Wait(nccl::kLong).ok());
   });
+}
+
+TEST_F(DeviceQsgdTest, GivesTheBitsOfTheHost) {
+  for (const char* method : {"qsgd", "qsgd;bits=1;seed=9", "qsgd;bits=3", "qsgd;bits=8"}) {
+    for (const int64_t count : {1, 600, 5000}) {
+      SCOPED_TRACE(method + std::string(", ") + std::to_string(count));
+      Job job;
+      job.method = method;
+      job.count = count;
+      job.ranks = count == 600 ? 4 : 3;
+      job.op = count == 600 ? ReduceOp::kSum : ReduceOp::kAverage;
+      job.postscale = count == 600 ? 0.3 : 1.0;
+      const Outcome wanted = Run(job, false);
+      EXPECT_EQ(fake_gpu::Count("dad_cuda_encode_qsgd_f32"), 0);
+      ExpectSame(Run(job, true), wanted);
+      EXPECT_EQ(fake_gpu::Count("dad_cuda_encode_qsgd_f32"), job.ranks * job.steps);
+      fake_gpu::Reset();
+    }
+  }
+}
+
+TEST_F(DeviceQsgdTest, WhatIsNotFiniteGivesNaNToAllAndIsNoStep) {
+  Job job;
+  job.method = "qsgd";
+  job.change = [](int rank, int step, std::vector<float>& input) {
+    if (rank == 2 && step == 1) input[4000] = std::numeric_limits<float>::quiet_NaN();
+  };
+  const Outcome mine = Run(job, true);
+  ExpectSame(mine, Run(job, false));
+  EXPECT_TRUE(std::isnan(mine.result[0][1][0]));
+  EXPECT_FALSE(std::isnan(mine.result[0][2][0]));
+}
+
+TEST_F(DeviceQsgdTest, TheStepIsSavedAndARankMayComputeOnTheHost) {
+  Job job;
+  job.method = "qsgd;bits=2";
+  job.then = [](int, int step, Engine& engine) {
+    if (step != 2) return;
+    std::vector<StateTensor> saved = engine.ExportState(0, 0, "q");
+    engine.DropStates(0, 0);
+    engine.ImportState(0, 0, "q", std::move(saved));
+  };
+  const Outcome wanted = Run(job, false);
+  ExpectSame(Run(job, true), wanted);
+  ExpectSame(Run(job, true, {false, true, false}), wanted);
 }
 
 }  // namespace

@@ -135,7 +135,8 @@ TEST_F(DeviceLowRankTest, NothingIsLostByAnyWireAndCombination) {
 }
 
 TEST_F(DeviceLowRankTest, IsThatOfTheHostToRounding) {
-  for (const char* options : {"wire=fp32;combine=owner", "wire=fp32;combine=gather;iterations=2"}) {
+  for (const char* options : {"wire=fp32;combine=owner", "wire=fp32;combine=gather;iterations=2",
+                              "wire=fp32;combine=owner;energy=0.5", "wire=fp32;tol=0.9"}) {
     SCOPED_TRACE(options);
     LayerJob<float> job = Job(options, true, 2);
     job.postscale = 0.5;
@@ -148,6 +149,8 @@ TEST_F(DeviceLowRankTest, IsThatOfTheHostToRounding) {
       }
     }
     EXPECT_EQ(mine.stats[0].tensors[0].wire_bytes_sent, wanted.stats[0].tensors[0].wire_bytes_sent);
+    EXPECT_EQ(mine.stats[0].tensors[0].effective, wanted.stats[0].tensors[0].effective);
+    EXPECT_GT(fake_gpu::Count("dad_cuda_principal"), 0);
     ASSERT_EQ(mine.state[0].size(), wanted.state[0].size());
     for (size_t t = 0; t < wanted.state[0].size(); ++t) {
       EXPECT_EQ(mine.state[0][t].name, wanted.state[0][t].name);
@@ -272,6 +275,17 @@ TEST_F(DeviceLowRankTest, OnlyFactorsCrossToTheHostAndNothingWaits) {
   }
   // Copies of E within the device, and the last for ExportState: rank 1 is not the owner.
   EXPECT_EQ(large, job.steps - 1 + 1);
+}
+
+TEST_F(DeviceLowRankTest, NoPassAsksTheHost) {
+  const auto count = [](const char* iterations, const char* call) {
+    fake_gpu::Reset();
+    Job(std::string("wire=int8;combine=gather;iterations=") + iterations, true, 2)
+        .Run(Methods::kOnDevice, true);
+    return fake_gpu::Count(call);
+  };
+  EXPECT_EQ(count("1", "cudaMemcpyAsync"), count("5", "cudaMemcpyAsync"));
+  EXPECT_LT(count("1", "dad_cuda_principal"), count("5", "dad_cuda_principal"));
 }
 
 }  // namespace

@@ -19,6 +19,13 @@ template <typename Kernel>
 void Emulate(const typename Kernel::Args& args, uint32_t seed = 1) {
   std::minstd_rand random(seed);
   const int64_t blocks = Kernel::Blocks(args);
+  const int phases = [&] {
+    if constexpr (HasFixedPhases<Kernel>::kValue) {
+      return Kernel::kPhases;
+    } else {
+      return Kernel::Phases(args);
+    }
+  }();
   std::vector<int64_t> order(static_cast<size_t>(blocks));
   std::iota(order.begin(), order.end(), 0);
   std::shuffle(order.begin(), order.end(), random);
@@ -27,7 +34,7 @@ void Emulate(const typename Kernel::Args& args, uint32_t seed = 1) {
   const auto shared = std::make_unique<typename Kernel::Shared>();
   for (const int64_t block : order) {
     std::memset(static_cast<void*>(shared.get()), 0xa5, sizeof *shared);
-    for (int phase = 0; phase < Kernel::kPhases; ++phase) {
+    for (int phase = 0; phase < phases; ++phase) {
       std::shuffle(threads.begin(), threads.end(), random);
       for (const int thread : threads) Kernel::Phase(phase, {block, thread}, *shared, args);
     }

@@ -92,6 +92,7 @@ struct State {
   uint64_t next_id = 1;
   std::map<int, int> async_errors;
   std::map<int, int> multiprocessors;
+  std::map<int, size_t> largest_block;
   std::vector<Record> log;
   std::set<CudaStream> streams;
   std::set<CudaStream> draining;  // destroyed with work on them, which is still done
@@ -356,6 +357,7 @@ __attribute__((visibility("default"))) void Reset() {
   fake.lag = 0;
   fake.async_errors.clear();
   fake.multiprocessors.clear();
+  fake.largest_block.clear();
   fake.log.clear();
   fake.meetings.clear();
   fake.scaled_sums.clear();
@@ -401,6 +403,10 @@ __attribute__((visibility("default"))) void SetMultiprocessors(int device, int c
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Fake().multiprocessors[device] = count;
 }
+__attribute__((visibility("default"))) void SetLargestBlock(int device, size_t bytes) {
+  const std::lock_guard<std::mutex> lock(Fake().mutex);
+  Fake().largest_block[device] = bytes;
+}
 __attribute__((visibility("default"))) int Enqueue(const char* call, void* stream,
                                                    std::function<void()> work) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
@@ -432,6 +438,7 @@ __attribute__((visibility("default"))) bool Reached(const void* event) {
 // ---- The CUDA runtime.
 
 FAKE const char* cudaGetErrorString(CudaError error) {
+  if (error == dad::kCudaNoMemory) return "out of memory";
   return error == kCudaNotReady ? "not ready" : error == kCudaSuccess ? "no error" : "fake error";
 }
 FAKE CudaError cudaGetLastError() { return kCudaSuccess; }
@@ -546,6 +553,8 @@ FAKE CudaError cudaMemsetAsync(void* to, int value, size_t bytes, CudaStream str
 FAKE CudaError cudaMallocAsync(void** block, size_t bytes, CudaStream stream) {
   const std::lock_guard<std::mutex> lock(Fake().mutex);
   Note("cudaMallocAsync", stream, nullptr, bytes);
+  const auto largest = Fake().largest_block.find(current_device);
+  if (largest != Fake().largest_block.end() && bytes > largest->second) return dad::kCudaNoMemory;
   Fake().blocks.insert(*block = std::malloc(bytes));
   return kCudaSuccess;
 }

@@ -42,6 +42,8 @@ void SetDriver(bool there);
 void SetDeviceCount(int count);
 void SetMultiprocessors(int device, int count);  // 132, unless told
 void SetNcclVersion(int version);
+// From now on this device gives out no memory for more than so many bytes at once.
+void SetLargestBlock(int device, size_t bytes);
 
 // Nothing put on the stream from now on is done until Release.
 void Hold(const void* stream);

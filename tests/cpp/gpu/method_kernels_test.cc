@@ -9,8 +9,10 @@
 #include <vector>
 
 #include "codec/cuda/feedback_kernels.h"
+#include "codec/cuda/qsgd_kernels.h"
 #include "codec/cuda/result_kernels.h"
 #include "codec/cuda/tau_kernels.h"
+#include "codec/qsgd.h"
 #include "codec/strom.h"
 #include "emulate.h"
 #include "util/half.h"
@@ -123,6 +125,43 @@ TEST(MethodKernelsTest, WhatWasKeptIsAddedAndWhatWasSentIsTakenOff) {
       ASSERT_EQ(left[i], all[i] - kept[i]);
     }
   }
+}
+
+template <typename T>
+void CheckQsgdKernels() {
+  for (const int bits : {1, 2, 3, 4, 5, 7, 8}) {
+    for (const int64_t count : {1, 7, 8, 9, 511, 512, 513, 1030, 5000}) {
+      std::vector<T> x = Numbers<T>(count, static_cast<uint32_t>(count));
+      for (int64_t i = 0; i < count && count > 600; ++i) {
+        if (i / kQsgdBucket == 1) x[static_cast<size_t>(i)] = 0;  // a scale of 0
+        if (i / kQsgdBucket == 2) x[static_cast<size_t>(i)] *= T(1e-43);
+      }
+      std::vector<std::byte> wanted(QsgdBytes(count, bits));
+      ASSERT_TRUE(EncodeQsgd<T>(x.data(), count, T(0.7), bits, 99, wanted));
+      std::vector<std::byte> bytes(wanted.size(), std::byte{0xa5});
+      int not_finite = 0;
+      auto* raw = reinterpret_cast<uint8_t*>(bytes.data());
+      Emulate<EncodeQsgdKernel<T>>({x.data(), count, T(0.7), bits, 99, raw, &not_finite});
+      EXPECT_EQ(not_finite, 0);
+      ASSERT_TRUE(bytes == wanted) << bits << " bits, " << count;
+      std::vector<T> sum = Numbers<T>(count, 5), wanted_sum = sum;
+      ASSERT_TRUE(CheckQsgd(wanted, count, bits).ok());
+      ASSERT_TRUE(AddQsgd<T>(wanted, count, bits, wanted_sum.data()).ok());
+      Emulate<AddQsgdKernel<T>>({raw, count, bits, sum.data()});
+      ASSERT_EQ(std::memcmp(sum.data(), wanted_sum.data(), sum.size() * sizeof(T)), 0);
+      for (const T bad :
+           {std::numeric_limits<T>::quiet_NaN(), std::numeric_limits<T>::infinity()}) {
+        x[static_cast<size_t>(count / 2)] = bad;
+        not_finite = 0;
+        Emulate<EncodeQsgdKernel<T>>({x.data(), count, T(0.7), bits, 99, raw, &not_finite});
+        EXPECT_EQ(not_finite, 1);
+      }
+    }
+  }
+}
+TEST(MethodKernelsTest, QsgdIsThatOfTheHost) {
+  CheckQsgdKernels<float>();
+  CheckQsgdKernels<double>();
 }
 
 }  // namespace

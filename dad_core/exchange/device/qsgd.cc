@@ -1,0 +1,204 @@
+#include "exchange/device/qsgd.h"
+
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "codec/qsgd.h"
+#include "exchange/by_method.h"
+#include "exchange/device/transfer.h"
+#include "exchange/qsgd.h"
+#include "exchange/qsgd_state.h"
+#include "exchange/shares.h"
+
+namespace dad {
+namespace {
+
+template <typename T>
+class DeviceQsgdExchange final : public Exchange {
+ public:
+  DeviceQsgdExchange(const TensorSpec& spec, int bits, uint64_t seed, const ExchangeEnv& env,
+                     std::unique_ptr<Exchange> on_host)
+      : spec_(spec),
+        count_(NumElements(spec.shape)),
+        bits_(bits),
+        seed_(seed),
+        env_(env),
+        bench_(*env.bench),
+        on_host_(std::move(on_host)) {}
+  ~DeviceQsgdExchange() override {
+    Release();
+    sent_.ReleaseAfter(bench_, event_);
+  }
+
+  Status Begin(const StepInput& input, const Group& group) override {
+    group_ = group;
+    step_ = input;
+    not_finite_rank_ = -1;
+    waits_ = false;
+    sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
+    by_host_ = input.mine == nullptr || input.mine->input.device == DeviceType::kCpu;
+    if (by_host_) return on_host_->Begin(input, group);
+    DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
+    DAD_RETURN_IF_ERROR(bench_.Open());
+    auto found = StateOf<QsgdState>(spec_, env_, [] { return std::make_shared<QsgdState>(); });
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
+    return Encode();
+  }
+
+  int num_rounds() const override { return 1; }
+  int device() const override { return by_host_ ? -1 : bench_.device(); }
+  DeviceEvent device_event() const override { return event_; }
+  Result<DeviceEvent> Ready(int) override {
+    return std::exchange(waits_, false) ? event_ : DeviceEvent();
+  }
+
+  Status Send(int round, int peer, GatherBuffer& out) override {
+    if (by_host_) return on_host_->Send(round, peer, out);
+    if (!Travels(group_.rank, peer)) return Status::Ok();
+    // The size is known beforehand, so a flagged share is as long as any other.
+    out.AppendValue(static_cast<uint8_t>(Finite() ? 0 : 1));
+    out.Reference(share_ + kFlagBytes, QsgdBytes(count_, bits_));
+    return Status::Ok();
+  }
+
+  int64_t ReceiveBytes(int, int peer) const override {
+    return Travels(peer, group_.rank) ? QsgdShareBytes(count_, bits_) : 0;
+  }
+
+  Status Receive(int round, std::span<const ByteSpan> shares) override {
+    if (by_host_) return on_host_->Receive(round, shares);
+    DAD_RETURN_IF_ERROR(result_.Take(bench_, step_.mine->output, arena_));
+    for (int r = 0; r < group_.size; ++r) {
+      const ByteSpan share = shares[static_cast<size_t>(r)];
+      if (r != group_.rank) {
+        DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, ReceiveBytes(0, r)));
+      }
+      if (group_.Joined(r)) continue;
+      if (r == group_.rank ? !Finite() : share[0] != std::byte{0}) {
+        if (not_finite_rank_ < 0) not_finite_rank_ = r;
+      } else if (r == group_.rank) {
+        DAD_RETURN_IF_ERROR(Add(own_));
+      } else {
+        DAD_RETURN_IF_ERROR(AddShare(r, share.subspan(1)));
+      }
+    }
+    return Status::Ok();
+  }
+
+  Status Finish() override {
+    if (by_host_) return on_host_->Finish();
+    const bool nothing = not_finite_rank_ >= 0;
+    if (step_.report != nullptr) {
+      step_.report->not_finite = nothing;
+      step_.report->not_finite_rank = not_finite_rank_;
+    }
+    const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
+    DAD_RETURN_IF_ERROR(result_.Deliver(bench_, divisor, static_cast<T>(spec_.postscale), nothing));
+    if (!nothing) ++state_->step;
+    DAD_RETURN_IF_ERROR(Record());
+    Release();
+    return Status::Ok();
+  }
+
+  void Cancel() override {
+    if (by_host_) return on_host_->Cancel();
+    Release();
+  }
+
+ private:
+  static constexpr size_t kFlagBytes = 16;  // before the codes: not finite, an int
+
+  bool Travels(int from, int to) const {
+    return from != to && !group_.Joined(from) && !group_.Joined(to);
+  }
+  bool Finite() const {
+    int not_finite = 0;
+    std::memcpy(&not_finite, share_, sizeof not_finite);
+    return not_finite == 0;
+  }
+
+  Status Encode() {
+    const auto input = ValuesOf<T>(bench_, step_.mine->input, arena_);
+    if (!input.ok()) return input.status();
+    const size_t num_bytes = QsgdBytes(count_, bits_);
+    own_ = arena_.Take<uint8_t>(bench_, static_cast<int64_t>(num_bytes));
+    auto* not_finite = arena_.Take<int>(bench_, 1);
+    DAD_RETURN_IF_ERROR(arena_.status());
+    const Result<std::byte*> pinned = sent_.Take(bench_, kFlagBytes + num_bytes);
+    if (!pinned.ok()) return pinned.status();
+    share_ = pinned.value();
+    DAD_RETURN_IF_ERROR(bench_.Clear(not_finite, sizeof *not_finite));
+    // What is not finite has no codes: the bytes travel all the same.
+    DAD_RETURN_IF_ERROR(bench_.Clear(own_, num_bytes));
+    DAD_RETURN_IF_ERROR(bench_.Run<cuda::EncodeQsgdKernel<T>>(
+        {input.value(), count_, static_cast<T>(step_.mine->scale * spec_.prescale), bits_,
+         QsgdKey(seed_, spec_.name, state_->step, group_.rank), own_, not_finite}));
+    DAD_RETURN_IF_ERROR(bench_.Copy(pinned.value(), not_finite, sizeof *not_finite));
+    DAD_RETURN_IF_ERROR(bench_.Copy(pinned.value() + kFlagBytes, own_, num_bytes));
+    waits_ = true;
+    return Record();
+  }
+
+  Status Add(const uint8_t* encoded) {
+    return bench_.Run<cuda::AddQsgdKernel<T>>({encoded, count_, bits_, result_.values()});
+  }
+
+  // Checked here, so that nothing has to be asked of the device later.
+  Status AddShare(int rank, ByteSpan bytes) {
+    if (const Status status = CheckQsgd(bytes, count_, bits_); !status.ok()) {
+      return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
+                                     " sent a malformed share: " + status.message());
+    }
+    DeviceArena work;
+    auto* encoded = work.Take<uint8_t>(bench_, static_cast<int64_t>(bytes.size()));
+    DAD_RETURN_IF_ERROR(work.status());
+    DAD_RETURN_IF_ERROR(Upload(bench_, bytes, encoded));
+    return Add(encoded);
+  }
+
+  Status Record() {
+    Result<DeviceEvent> event = bench_.Record();
+    if (!event.ok()) return event.status();
+    event_ = std::move(event).value();
+    return Status::Ok();
+  }
+
+  void Release() { arena_.Release(); }
+
+  const TensorSpec spec_;
+  const int64_t count_;
+  const int bits_;
+  const uint64_t seed_;
+  const ExchangeEnv env_;
+  DeviceBench& bench_;
+  const std::unique_ptr<Exchange> on_host_;
+  Group group_;
+  StepInput step_;
+  bool by_host_ = false;
+  std::shared_ptr<QsgdState> state_;
+  // Of the step.
+  DeviceEvent event_;
+  bool waits_ = false;  // the event is still to be told
+  DeviceArena arena_;
+  PinnedKeep sent_;  // until the next step: it may be on its way for that long
+  uint8_t* own_ = nullptr;
+  const std::byte* share_ = nullptr;
+  DeviceResult<T> result_;
+  int not_finite_rank_ = -1;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Exchange>> MakeDeviceQsgdExchange(const TensorSpec& spec,
+                                                         const MethodText& method,
+                                                         const ExchangeEnv& env) {
+  Result<std::unique_ptr<Exchange>> on_host = MakeQsgdExchange(spec, method, env);
+  if (!on_host.ok()) return on_host.status();
+  return MakeForType<DeviceQsgdExchange>(spec, static_cast<int>(method.Integer("bits", 4).value()),
+                                         static_cast<uint64_t>(method.Integer("seed", 0).value()),
+                                         env, std::move(on_host).value());
+}
+
+}  // namespace dad

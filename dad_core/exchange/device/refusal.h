@@ -1,0 +1,73 @@
+// A rank that finds out only in the middle of a step that it cannot take part says so in its share,
+// so that all ranks get one error that names it and the engine lives on: rows whose indices, which
+// lie on the device, are outside of the tensor; device memory that is not to be had.
+//
+//   u8 128 | text: which rank, and why
+//
+// For exchanges whose shares begin with a byte of flags that leaves that bit alone.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "exchange/exchange.h"
+#include "util/byte_io.h"
+
+namespace dad {
+
+class Refusal {
+ public:
+  // Of a step that begins.
+  void Clear() { why_.clear(); }
+  bool there() const { return !why_.empty(); }
+  const std::string& why() const { return why_; }
+
+  // This rank's. Several ranks may refuse: they are noted in rank order, and the first counts.
+  void Note(int rank, const std::string& why) { Note("rank " + std::to_string(rank) + ": " + why); }
+  void Note(const std::string& why) {
+    if (why_.empty()) why_ = why;
+  }
+  // Whether a share that came is one; then it is noted.
+  bool Read(std::span<const std::byte> share) {
+    ByteReader in(share);
+    if (in.Value<uint8_t>() != kFlag) return false;
+    const std::string why = in.Text();
+    if (!in.AtEnd() || why.empty()) return false;
+    Note(why);
+    return true;
+  }
+  void Write(ByteWriter& out) const {
+    out.Value(kFlag);
+    out.Text(why_);
+  }
+  // What everybody gets.
+  Status status(const TensorSpec& spec) const {
+    return Status::FailedPrecondition("\"" + spec.name + "\": " + why_);
+  }
+
+  // Why rows cannot be added to a tensor of `rows`; empty if they can.
+  static std::string Outside(std::span<const int64_t> index, int64_t rows) {
+    for (const int64_t i : index) {
+      if (i >= 0 && i < rows) continue;
+      return "an index of " + std::to_string(i) + ", expected 0 to " + std::to_string(rows - 1);
+    }
+    return {};
+  }
+  // What a rank finds out when the others have its share is its own error, with the same names.
+  static Status Late(const TensorSpec& spec, int rank, const Status& status) {
+    if (status.ok() || !Is(status)) return status;
+    Refusal refusal;
+    refusal.Note(rank, status.message());
+    return Status::Unavailable(refusal.status(spec).message());
+  }
+  // Only what may be different in the next step.
+  static bool Is(const Status& status) { return status.code() == StatusCode::kUnavailable; }
+
+ private:
+  static constexpr uint8_t kFlag = 128;
+  std::string why_;
+};
+
+}  // namespace dad

@@ -1,0 +1,131 @@
+// A rank that finds out in the middle of a step that it cannot take part: every rank gets an error
+// that names it, no state changes, and the next step works. On the recording fake; no GPU has run
+// any of it.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "exchange/device/refusal.h"
+#include "method_job.h"
+
+namespace dad {
+namespace {
+
+constexpr int64_t kOut = 9, kIn = 40;
+
+class DeviceRefusalTest : public MethodTest {
+ protected:
+  // Steps of three ranks; `before` a step may spoil something, and gives the indices of its rows.
+  // The text of every rank's error is [step][rank]; empty: none.
+  using Before = std::function<std::vector<int64_t>(int rank, int step)>;
+  std::vector<std::vector<std::string>> Run(const std::string& method, int steps,
+                                            const Before& before) {
+    std::vector<std::vector<std::string>> errors(static_cast<size_t>(steps),
+                                                 std::vector<std::string>(3));
+    weight_ = std::vector<std::vector<float>>(3);
+    DeviceJob job(3, Wire::kStaged, {}, {}, Methods::kOnDevice);
+    job.Run([&](int rank) {
+      UserStream stream(rank);
+      LayerJob<float> layer;
+      layer.method = method + ";layer=" + std::to_string(kOut) + "x" + std::to_string(kIn);
+      layer.out = kOut;
+      layer.in = kIn;
+      for (int step = 0; step < steps; ++step) {
+        std::vector<int64_t> index = before(rank, step);
+        const auto rows = static_cast<int64_t>(index.size());
+        std::vector<float> x(static_cast<size_t>(rows * kIn), 1.0f);
+        LayerStep<float> mine;
+        const DeviceEvent ready = stream.Record();
+        Request request = layer.RequestOf(mine, rank, ready.get());
+        request.keep_alive = ready;
+        IndexedSegment& segment = request.tensors[0].layers[0].indexed.emplace_back();
+        segment.index = segment.x = request.tensors[0].layers[0].output;
+        segment.index.data = index.data();
+        segment.index.dtype = DType::kInt64;
+        segment.index.shape = {rows};
+        segment.x.data = x.data();
+        segment.x.shape = {rows, kIn};
+        auto ticket = job[rank].Submit(std::move(request));
+        const Status used = stream.Use(*ticket);
+        errors[static_cast<size_t>(step)][static_cast<size_t>(rank)] =
+            used.ok() ? "" : used.message();
+        if (used.ok()) weight_[static_cast<size_t>(rank)] = mine.output;
+      }
+    });
+    return errors;
+  }
+
+  std::vector<std::vector<float>> weight_;  // of the last step that worked, by rank
+};
+
+const char* const kMethods[] = {"factor", "low_rank;rank=2;wire=fp32;combine=owner;owner=1",
+                                "low_rank;rank=2;wire=fp32;combine=gather",
+                                "low_rank;rank=2;wire=fp32;combine=owner;owner=2"};
+
+TEST_F(DeviceRefusalTest, AnIndexOutsideOfTheTensorIsAnErrorOnEveryRankThatNamesIt) {
+  for (const char* method : kMethods) {
+    SCOPED_TRACE(method);
+    fake_gpu::Reset();
+    const auto errors = Run(method, 4, [](int rank, int step) -> std::vector<int64_t> {
+      if (rank == 2 && step == 1) return {0, kOut};
+      if (rank == 0 && step == 2) return {-3};
+      if (rank == 1 && step == 2) return {77};
+      return {4};
+    });
+    for (size_t rank = 0; rank < 3; ++rank) {
+      EXPECT_EQ(errors[0][rank], "");
+      EXPECT_EQ(errors[1][rank], "\"layer\": rank 2: an index of 9, expected 0 to 8");
+      EXPECT_EQ(errors[2][rank], "\"layer\": rank 0: an index of -3, expected 0 to 8");
+      EXPECT_EQ(errors[3][rank], "");
+      for (int64_t i = 0; i < kOut * kIn; ++i) {
+        ASSERT_NEAR(weight_[rank][static_cast<size_t>(i)], i / kIn == 4 ? 1.0f : 0.0f, 1e-5f) << i;
+      }
+    }
+  }
+}
+
+TEST_F(DeviceRefusalTest, ALackOfDeviceMemoryIsAnErrorOnEveryRankAndTheNextStepWorks) {
+  for (const char* method : kMethods) {
+    for (const int lacks : {0, 2}) {
+      SCOPED_TRACE(std::string(method) + ", rank " + std::to_string(lacks));
+      fake_gpu::Reset();
+      fake_gpu::SetLargestBlock(lacks, 100);
+      const auto errors = Run(method, 2, [lacks](int rank, int step) -> std::vector<int64_t> {
+        if (rank == lacks && step == 1) fake_gpu::SetLargestBlock(rank, 1 << 20);
+        return {4, 5};
+      });
+      for (size_t rank = 0; rank < 3; ++rank) {
+        // Factors are put together when everybody has sent: the others are through by then.
+        const bool through = std::string(method) == "factor" && static_cast<int>(rank) != lacks;
+        EXPECT_EQ(errors[0][rank], through ? ""
+                                           : "\"layer\": rank " + std::to_string(lacks) +
+                                                 ": cudaMallocAsync: out of memory");
+        EXPECT_EQ(errors[1][rank], "");
+        EXPECT_NEAR(weight_[rank][4 * kIn], 1.0f, 1e-5f);
+      }
+    }
+  }
+}
+
+TEST(RefusalTest, OnlyWholeOnesAreRead) {
+  Refusal refusal;
+  refusal.Note(3, "no");
+  ByteWriter out;
+  refusal.Write(out);
+  const std::vector<std::byte>& bytes = out.bytes();
+  Refusal read;
+  for (size_t size = 0; size < bytes.size(); ++size) {
+    EXPECT_FALSE(read.Read(std::span(bytes).first(size))) << size;
+  }
+  EXPECT_FALSE(read.there());
+  EXPECT_TRUE(read.Read(bytes));
+  EXPECT_EQ(read.why(), "rank 3: no");
+  std::vector<std::byte> longer = bytes;
+  longer.push_back(std::byte{0});
+  EXPECT_FALSE(read.Read(longer));
+}
+
+}  // namespace
+}  // namespace dad
