@@ -49,6 +49,8 @@ struct TensorStats {
   // for methods that have neither.
   double effective = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
+  // Of wire_bytes_sent, where sums go from host to host: those to other hosts. Else 0.
+  int64_t hosts_bytes_sent = 0;
 };
 
 struct Stats {
@@ -89,6 +91,9 @@ class Engine {
   // Sorted members of a process set; empty if there is none of that id.
   virtual std::vector<int> ProcessSetRanks(int id) const = 0;
   virtual std::vector<int> ProcessSetIds() const = 0;
+  // The ranks of each host, where sums over all ranks go from host to host: between the first ranks
+  // of these, which have what methods keep between steps. Empty where they go between all ranks.
+  virtual std::vector<std::vector<int>> Hosts() const = 0;
 
   virtual Stats GetStats() const = 0;
   virtual void ResetStats() = 0;
