@@ -7,8 +7,17 @@
 
 namespace dad {
 
-// Fills `weight` (out × in) and, with a bias, `bias`: in memory of the host, of any floating type.
-void FormGradient(const LayerShape& shape, const LayerInput& layer, const TensorView& weight,
-                  const TensorView& bias);
+// Where it goes: memory of the host. The first two of any floating type; the squares, Σ over the
+// samples of g_s∘g_s, float32, or float64 for such a layer. Those without data are not wanted.
+struct FormedLayer {
+  TensorView weight;
+  TensorView bias;
+  TensorView weight_square;
+  TensorView bias_square;
+};
+
+// Everything times `scale`. By sample or by row is what linalg/moments.h says about squares.
+void FormGradient(const LayerShape& shape, const LayerInput& layer, double scale, bool by_sample,
+                  const FormedLayer& formed);
 
 }  // namespace dad

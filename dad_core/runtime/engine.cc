@@ -66,6 +66,7 @@ class EngineImpl final : public Engine {
   Options options() const override { return options_; }
   std::vector<int> ProcessSetRanks(int id) const override { return worker_.ProcessSetRanks(id); }
   std::vector<int> ProcessSetIds() const override { return worker_.ProcessSetIds(); }
+  std::vector<std::vector<int>> Hosts() const override { return {}; }
   Stats GetStats() const override { return worker_.GetStats(); }
   void ResetStats() override { worker_.ResetStats(); }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {

@@ -1,6 +1,7 @@
 #include "runtime/hierarchical_engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <string>
@@ -11,24 +12,29 @@
 namespace dad {
 namespace {
 
-// By what ranks agree on, or else some would climb and others not. Methods go between all ranks:
-// what they send is small, and what they keep is each rank's own.
+// By what ranks agree on, or else some would climb and others not. Exact factors go between all
+// ranks: rows cannot be added up, and they keep nothing.
 bool Climbs(const Request& request) {
   return request.kind == OpKind::kAllReduce && request.process_set == 0 &&
-         request.method == "none" && request.op != ReduceOp::kAdasum;
+         !request.method.starts_with("factor") && request.op != ReduceOp::kAdasum;
 }
 
 // The steps of a request count as the request, as if there were none.
 Stats Folded(Stats stats) {
   std::map<std::string, TensorStats> by_name;
-  for (const TensorStats& step : stats.tensors) {
+  for (TensorStats& step : stats.tensors) {
     const std::string name = Hierarchy::NameOfRequest(step.name);
+    if (step.name == Hierarchy::NameAcross(name)) {
+      step.hosts_bytes_sent = step.wire_bytes_sent;
+      step.recent.hosts_sent = step.recent.sent;
+    }
     auto [found, is_new] = by_name.try_emplace(name, step);
     TensorStats& all = found->second;
     all.name = name;
     if (is_new) continue;
     all.steps = std::max(all.steps, step.steps);
     all.wire_bytes_sent += step.wire_bytes_sent;
+    all.hosts_bytes_sent += step.hosts_bytes_sent;
     all.wire_bytes_received += step.wire_bytes_received;
     all.device_bytes += step.device_bytes;
     all.dense_bytes = std::max(all.dense_bytes, step.dense_bytes);
@@ -36,6 +42,7 @@ Stats Folded(Stats stats) {
     all.seconds += step.seconds;
     all.recent.steps = std::max(all.recent.steps, step.recent.steps);
     all.recent.sent += step.recent.sent;
+    all.recent.hosts_sent += step.recent.hosts_sent;
     all.recent.seconds += step.recent.seconds;
   }
   stats.tensors.clear();
@@ -49,13 +56,7 @@ class HierarchicalEngine final : public Engine {
       : engine_(std::move(engine)), hierarchy_(std::move(hierarchy)) {}
 
   std::shared_ptr<Ticket> Submit(Request request) override {
-    if (request.kind == OpKind::kJoin) {
-      auto state = std::make_shared<RequestState>(std::move(request), nullptr, nullptr);
-      state->Complete(Status::FailedPrecondition(
-          "join: not with hierarchical_allreduce, since the sum of a host needs all of its ranks; "
-          "unset HOROVOD_HIERARCHICAL_ALLREDUCE"));
-      return state;
-    }
+    if (request.kind == OpKind::kJoin) return Join(std::move(request));
     return Climbs(request) ? hierarchy_->Submit(std::move(request))
                            : engine_->Submit(std::move(request));
   }
@@ -66,6 +67,7 @@ class HierarchicalEngine final : public Engine {
   Options options() const override { return engine_->options(); }
   std::vector<int> ProcessSetRanks(int id) const override { return engine_->ProcessSetRanks(id); }
   std::vector<int> ProcessSetIds() const override { return engine_->ProcessSetIds(); }
+  std::vector<std::vector<int>> Hosts() const override { return hierarchy_->plan().hosts; }
   Stats GetStats() const override { return Folded(engine_->GetStats()); }
   void ResetStats() override { engine_->ResetStats(); }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {
@@ -74,22 +76,52 @@ class HierarchicalEngine final : public Engine {
   Status StopTimeline() override { return engine_->StopTimeline(); }
   Status health() const override { return engine_->health(); }
 
+  // What methods keep lies with the leaders. Others have none of it, and are given none.
   std::vector<StateTensor> ExportState(int process_set, uint32_t stream,
                                        const std::string& name) const override {
-    return engine_->ExportState(process_set, stream, name);
+    if (process_set != 0) return engine_->ExportState(process_set, stream, name);
+    if (!hierarchy_->leads()) return {};
+    return engine_->ExportState(hierarchy_->leader_set(), stream, Hierarchy::NameAcross(name));
   }
   void ImportState(int process_set, uint32_t stream, const std::string& name,
                    std::vector<StateTensor> tensors) override {
-    engine_->ImportState(process_set, stream, name, std::move(tensors));
+    if (process_set != 0) {
+      engine_->ImportState(process_set, stream, name, std::move(tensors));
+    } else if (hierarchy_->leads()) {
+      engine_->ImportState(hierarchy_->leader_set(), stream, Hierarchy::NameAcross(name),
+                           std::move(tensors));
+    }
   }
   void ReturnLast(int process_set, uint32_t stream) override {
-    engine_->ReturnLast(process_set, stream);
+    engine_->ReturnLast(SetOfStates(process_set), stream);
   }
   void DropStates(int process_set, uint32_t stream) override {
-    engine_->DropStates(process_set, stream);
+    engine_->DropStates(SetOfStates(process_set), stream);
   }
 
  private:
+  std::shared_ptr<Ticket> Join(Request request) {
+    auto outer = std::make_shared<RequestState>(request, nullptr, nullptr);
+    if (joins_.exchange(true)) {
+      outer->Complete(Status::InvalidArgument("join: this rank has joined already"));
+      return outer;
+    }
+    hierarchy_->WhenIdle([this, outer, request = std::move(request)] {
+      const std::shared_ptr<Ticket> joined = engine_->Submit(request);
+      joined->OnDone([this, outer, joined](const Status& status) {
+        joins_ = false;
+        outer->result_value = joined->value();
+        outer->Complete(status);
+      });
+    });
+    return outer;
+  }
+
+  int SetOfStates(int process_set) const {
+    return process_set == 0 ? hierarchy_->leader_set() : process_set;
+  }
+
+  std::atomic<bool> joins_{false};        // this rank has called join, and some have not yet
   const std::unique_ptr<Engine> engine_;  // outlives the hierarchy
   const std::unique_ptr<Hierarchy> hierarchy_;
 };

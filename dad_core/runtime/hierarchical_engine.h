@@ -1,5 +1,6 @@
-// An engine whose dense sums over all ranks go from host to host (option hierarchical_allreduce):
-// what users see of dad/hierarchy.h. Everything else goes to the engine it is made of.
+// An engine whose sums over all ranks go from host to host (option hierarchical_allreduce): what
+// users see of dad/hierarchy.h. Everything else, and exact factors, goes to the engine it is made
+// of.
 #pragma once
 
 #include <memory>

@@ -3,14 +3,19 @@
 #include <algorithm>
 #include <array>
 #include <condition_variable>
-#include <cstdlib>
+#include <cstring>
 #include <deque>
+#include <map>
 #include <mutex>
+#include <sstream>
 #include <string_view>
 #include <utility>
 
 #include "exchange/form_gradient.h"
 #include "exchange/method.h"
+#include "exchange/sparse_settings.h"
+#include "linalg/reduce.h"
+#include "runtime/request_state.h"
 #include "util/aligned_buffer.h"
 
 namespace dad {
@@ -22,45 +27,78 @@ Status Wrong(const Request& request, const std::string& why) {
 
 // What is added up inside a host, and where the sum goes.
 struct Piece {
+  Piece(TensorView from, TensorView to, bool is_result = true)
+      : input(std::move(from)), output(std::move(to)), result(is_result) {
+    output.shape = input.shape;  // it may be that of the transposed
+  }
   TensorView input;
   TensorView output;
+  bool result;      // comes back from other hosts
+  int64_t out = 0;  // then as in × out, if this is not 0: it goes as out × in
 };
 
-// Gradients that were formed here: a host's sum has no rows.
+// What a host's sum is made of where a rank has it in another form: a gradient that comes in rows,
+// one with a weight of its own, and the squares of the samples that a method looks at, which have
+// to be added up beside it.
 class Formed {
  public:
-  Status Form(const Request& request, const LayerShape& shape, LayerInput& layer) {
-    const bool on_host = layer.output.device == DeviceType::kCpu;
-    if (!on_host || layer.dense_square.data != nullptr) {
-      return Wrong(request, on_host ? "samples cannot be added up inside a host"
-                                    : "rows on a device cannot be added up inside a host");
-    }
+  Status Form(const Request& request, const LayerShape& shape, const SparseSettings& sparse,
+              double scale, LayerInput& layer) {
     LayerInput formed;
     formed.output = layer.output;
     formed.output_bias = layer.output_bias;
     formed.transposed = layer.transposed;
-    formed.dense = New(layer.output);
-    if (shape.bias) formed.dense_bias = New(layer.output_bias);
-    FormGradient(shape, layer, formed.dense, formed.dense_bias);
+    formed.dense = New(layer.output, layer.output.dtype);
+    if (shape.bias) formed.dense_bias = New(layer.output_bias, layer.output_bias.dtype);
+    if (sparse.has_variance()) {
+      const DType wide = layer.output.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+      formed.dense_square = New(layer.output, wide);
+      if (shape.bias) formed.dense_bias_square = New(layer.output_bias, wide);
+    }
+    if (request.tensors[0].input.device != DeviceType::kCpu) {
+      return Wrong(request, "rows and weights on a device cannot be added up inside a host");
+    }
+    FormGradient(shape, layer, scale, sparse.by_sample,
+                 {formed.dense, formed.dense_bias, formed.dense_square, formed.dense_bias_square});
     layer = std::move(formed);
     return Status::Ok();
   }
 
+  Status Weigh(const Request& request, Contribution& tensor) {
+    if (tensor.input.device != DeviceType::kCpu || !IsFloating(tensor.input.dtype)) {
+      return Wrong(request, "its weight on this rank cannot go into a host's sum");
+    }
+    const TensorView weighed = New(tensor.input, tensor.input.dtype);
+    const void* const from[] = {tensor.input.data};
+    ReduceInRankOrder(from, weighed.data, tensor.input.num_elements(), tensor.input.dtype,
+                      ReduceOp::kSum, tensor.scale, 1.0, 1);
+    tensor.input = weighed;
+    return Status::Ok();
+  }
+
  private:
-  TensorView New(const TensorView& like) {
+  TensorView New(const TensorView& like, DType dtype) {
     TensorView view = like;
-    view.data = memory_.emplace_back(like.num_bytes()).data();
+    view.dtype = dtype;
+    view.data = memory_.emplace_back(view.num_bytes()).data();
     return view;
   }
   std::deque<AlignedBuffer> memory_;
 };
 
 bool HasRows(const LayerInput& layer) {
-  return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr ||
-         layer.dense_square.data != nullptr;
+  return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr;
 }
 
-// Leaves the request's layers with nothing but a dense part.
+// A method's settings as far as they matter here; of others than sparse ones: nothing does.
+Result<SparseSettings> VarianceOf(const MethodText& method) {
+  if (method.name() == "sparse") return ParseSparseSettings(method);
+  SparseSettings none;
+  none.rule = SparseRule::kTopK;
+  return none;
+}
+
+// Leaves the request's layers with nothing but a dense part, and its squares.
 Result<std::vector<Piece>> PiecesOf(Request& request) {
   if (request.kind != OpKind::kAllReduce || request.op == ReduceOp::kAdasum) {
     return Wrong(request,
@@ -68,47 +106,40 @@ Result<std::vector<Piece>> PiecesOf(Request& request) {
   }
   if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
   const Result<MethodText> method = MethodText::Parse(request.method);
-  if (!method.ok()) return method.status();
-  std::shared_ptr<Formed> formed;
+  if (!method.ok()) return Wrong(request, method.status().message());
+  const std::vector<LayerShape>& shapes = method.value().layers();
+  const Result<SparseSettings> sparse = VarianceOf(method.value());
+  if (!sparse.ok()) return Wrong(request, sparse.status().message());
+  std::shared_ptr<Formed> formed = std::make_shared<Formed>();
   std::vector<Piece> pieces;
   for (Contribution& tensor : request.tensors) {
-    if (tensor.scale != 1.0) {
-      return Wrong(request, "a rank's own weight does not go into a host's sum");
+    if (tensor.layers.empty()) {
+      if (tensor.scale != 1.0) DAD_RETURN_IF_ERROR(formed->Weigh(request, tensor));
+      pieces.push_back({tensor.input, tensor.output});
     }
-    if (tensor.layers.empty()) pieces.push_back({tensor.input, tensor.output});
+    const bool on_host = tensor.input.device == DeviceType::kCpu;
     for (size_t l = 0; l < tensor.layers.size(); ++l) {
       LayerInput& layer = tensor.layers[l];
-      if (HasRows(layer)) {
-        if (method.value().layers().size() != tensor.layers.size()) {
-          return Wrong(request, "its method does not say what its layers are");
-        }
-        if (!formed) formed = std::make_shared<Formed>();
-        DAD_RETURN_IF_ERROR(formed->Form(request, method.value().layers()[l], layer));
+      if (shapes.size() != tensor.layers.size()) {
+        return Wrong(request, "its method does not say what its layers are");
+      }
+      // On a device the squares are those that were given.
+      const bool lacks_squares = sparse.value().has_variance() && on_host;
+      if (HasRows(layer) || tensor.scale != 1.0 || lacks_squares) {
+        DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], sparse.value(), tensor.scale, layer));
       }
       pieces.push_back({layer.dense, layer.output});
+      if (layer.transposed) pieces.back().out = shapes[l].out;
       if (layer.dense_bias.data != nullptr) pieces.push_back({layer.dense_bias, layer.output_bias});
+      for (const TensorView& square : {layer.dense_square, layer.dense_bias_square}) {
+        if (square.data != nullptr) pieces.push_back({square, square, false});
+      }
     }
+    tensor.scale = 1.0;
   }
-  if (formed) {
-    using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<Formed>>;
-    request.keep_alive = std::make_shared<Both>(std::move(request.keep_alive), std::move(formed));
-  }
+  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<Formed>>;
+  request.keep_alive = std::make_shared<Both>(std::move(request.keep_alive), std::move(formed));
   return pieces;
-}
-
-// The method between hosts: an owner is the host of that rank.
-std::string MethodAcross(const std::string& method, const HostPlan& plan) {
-  const size_t at = method.find(";owner=");
-  if (at == std::string::npos) return method;
-  const size_t begin = at + std::string_view(";owner=").size();
-  const size_t end = std::min(method.find(';', begin), method.size());
-  const int owner = std::atoi(method.substr(begin, end - begin).c_str());
-  for (size_t host = 0; host < plan.hosts.size(); ++host) {
-    const std::vector<int>& ranks = plan.hosts[host];
-    if (std::find(ranks.begin(), ranks.end(), owner) == ranks.end()) continue;
-    return method.substr(0, begin) + std::to_string(host) + method.substr(end);
-  }
-  return method;
 }
 
 }  // namespace
@@ -142,21 +173,72 @@ HostPlan PlanHosts(std::span<const std::string> hostname_of_rank) {
   return plan;
 }
 
+// Requests that are on their way.
+class Hierarchy::OpenClimbs {
+ public:
+  void Add(const std::shared_ptr<Ticket>& climb) {
+    const std::lock_guard lock(mutex_);
+    open_.emplace(climb.get(), climb);
+  }
+  void Remove(const Ticket* climb) {
+    std::function<void()> then;
+    {
+      const std::lock_guard lock(mutex_);
+      open_.erase(climb);
+      if (!open_.empty()) return;
+      then = std::exchange(then_, nullptr);
+    }
+    if (then) then();
+  }
+  void WhenNone(std::function<void()> then) {
+    std::vector<std::shared_ptr<Ticket>> open;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [at, climb] : open_) {
+        if (auto alive = climb.lock()) open.push_back(std::move(alive));
+      }
+      if (!open.empty()) then_ = std::move(then);
+    }
+    if (open.empty()) return then();
+    // Nothing else will come that they could wait for.
+    for (const auto& climb : open) (void)climb->Wait(std::chrono::milliseconds(1));
+  }
+  bool hurried() const {
+    const std::lock_guard lock(mutex_);
+    return then_ != nullptr;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const Ticket*, std::weak_ptr<Ticket>> open_;
+  std::function<void()> then_;
+};
+
 // One request on its way: inside the host, across, inside again. Each step is submitted when the
 // one before is done, by the thread that says so; nobody waits in between.
+//
+// Ranks that have joined bring nothing to a step, and need none of it. Where that is a leader, it
+// does not take its host's sum across: what its other ranks have is an orphan. They see who was
+// absent inside the host, other leaders that this one was across, and then all that are left meet
+// once more: orphans are added to what came of the others. They go without a method, since its
+// state is the leader's; nothing is lost, and Average divides by all ranks as ever. A rank joins
+// when its own requests are through (WhenIdle), so that nobody takes one who is on his way for
+// absent. Because of that last step, a failure has to be told there, too.
 class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_this<Climb> {
  public:
   Climb(const Hierarchy& hierarchy, Request request, std::vector<Piece> pieces)
       : engine_(hierarchy.engine_),
         plan_(hierarchy.plan_),
         host_(hierarchy.host_),
+        open_(hierarchy.open_),
         host_set_(hierarchy.host_set_),
         leader_set_(hierarchy.leader_set_),
-        leads_(hierarchy.host_.front() == hierarchy.engine_.world().rank),
+        leads_(hierarchy.leads()),
         request_(std::move(request)),
         pieces_(std::move(pieces)) {}
 
   void Start() {
+    open_->Add(shared_from_this());
     if (host_set_ < 0) return Across(nullptr);  // its own sum
     Follow(Inside(OpKind::kAllReduce, "host"), &Climb::Across);
   }
@@ -231,6 +313,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.op = OpOfSteps();
     request.terms = Terms();
     for (const Piece& piece : pieces_) {
+      if (kind == OpKind::kBroadcast && !piece.result) continue;
       Contribution tensor;
       tensor.input = kind == OpKind::kAllReduce ? piece.input : piece.output;
       tensor.output = piece.output;
@@ -253,22 +336,33 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
 
   // The sums of the hosts, in the outputs by now. Scaling is left to this step.
   void Across(const Ticket* before) {
-    const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
+    if (before != nullptr && IsAbsent(before, host_.front())) {
+      const auto lives = [&](int rank) { return !IsAbsent(before, rank); };
+      const int deputy = *std::find_if(host_.begin(), host_.end(), lives);
+      const bool brings = deputy == engine_.world().rank || OpOfSteps() != ReduceOp::kSum;
+      return Together(brings ? Part::kOrphan : Part::kNone);
+    }
     if (!leads_) return Judge(nullptr);
     Request request = request_;
-    request.name = request_.name + ".hosts";
-    request.method = MethodAcross(request_.method, plan_);
-    request.op = OpOfSteps();
+    request.name = NameAcross(request_.name);
     request.terms = Terms();
     request.process_set = leader_set_;
-    request.postscale *= average;
+    const auto ranks = static_cast<double>(engine_.world().size);
+    if (request_.op == ReduceOp::kAverage && request_.method == "none") {
+      request.op = ReduceOp::kSum;
+      request.postscale /= ranks;
+    } else if (request_.op == ReduceOp::kAverage) {
+      // What a method keeps is then what it would keep of a job with one rank per host, and a
+      // checkpoint of the one can be taken over by the other.
+      request.prescale *= static_cast<double>(plan_.hosts.size()) / ranks;
+    }
     request.keep_alive = nullptr;
     for (Contribution& tensor : request.tensors) {
       if (before == nullptr) break;
       if (tensor.layers.empty()) tensor.input = tensor.output;
       for (LayerInput& layer : tensor.layers) {
-        layer.dense = layer.output;
-        layer.dense_bias = layer.output_bias;
+        layer.dense.data = layer.output.data;
+        layer.dense_bias.data = layer.output_bias.data;
       }
     }
     Follow(std::move(request), &Climb::Judge);
@@ -278,24 +372,40 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   // do by what differs from theirs.
   void Withdraw(const Status& why) {
     why_ = why;
-    if (!leads_) return End(why);
+    if (!leads_) return WithdrawFromAll();
+    Refuse(NameAcross(request_.name), leader_set_, [](Climb& self) { self.WithdrawFromAll(); });
+  }
+
+  void WithdrawFromAll() {
+    // Wrong use, of which other ranks may know nothing.
+    if (why_.code() == StatusCode::kInvalidArgument) return End(why_);
+    Refuse(NameOfAll(), 0, [](Climb& self) { self.End(self.why_); });
+  }
+
+  void Refuse(const std::string& name, int process_set, void (*then)(Climb&)) {
     Request request;
-    request.name = request_.name + ".hosts";
-    request.process_set = leader_set_;
+    request.name = name;
+    request.process_set = process_set;
     request.stream = request_.stream;
     request.recurring = false;
     request.tensors.emplace_back();
     request.tensors[0].input.dtype = request.tensors[0].output.dtype = DType::kUint8;
     request.tensors[0].input.shape = request.tensors[0].output.shape = {0};
     const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
-    step->OnDone([self = shared_from_this(), step](const Status&) { self->End(self->why_); });
+    step->OnDone([self = shared_from_this(), step, then](const Status&) { then(*self); });
   }
 
   // What hosts could not agree on is an error in all of a host, of which one rank only has seen it;
   // and what the method found is for all to know.
   void Judge(const Ticket* across) {
-    if (across != nullptr) verdict_[kValue] = OfAllRanks(across->value());
-    if (host_set_ < 0) return verdict_[kFailed] == 0 ? Finish(nullptr) : End(why_);
+    if (across != nullptr && verdict_[kFailed] == 0) {
+      verdict_[kValue] = OfAllRanks(across->value());
+      const std::vector<int> leaders = plan_.Leaders();
+      const auto lives = [&](int rank) { return !IsAbsent(across, rank); };
+      verdict_[kMissing] = std::all_of(leaders.begin(), leaders.end(), lives) ? 0 : 1;
+      speaks_ = *std::find_if(leaders.begin(), leaders.end(), lives) == engine_.world().rank;
+    }
+    if (host_set_ < 0) return verdict_[kFailed] == 0 ? AtLast(nullptr) : WithdrawFromAll();
     Request request = Inside(OpKind::kBroadcast, "verdict");
     request.tensors.resize(1);
     TensorView& view = request.tensors[0].input;
@@ -317,13 +427,109 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
 
   void Down(const Ticket*) {
     if (verdict_[kFailed] != 0) {
-      return End(leads_ ? why_
-                        : Status::FailedPrecondition("\"" + request_.name + "\": rank " +
-                                                     std::to_string(host_.front()) +
-                                                     " could not exchange it with other hosts"));
+      if (!leads_) {
+        why_ = Status::FailedPrecondition("\"" + request_.name + "\": rank " +
+                                          std::to_string(host_.front()) +
+                                          " could not exchange it with other hosts");
+      }
+      return WithdrawFromAll();
     }
-    Follow(Inside(OpKind::kBroadcast, "down"), &Climb::Finish);
+    Follow(Inside(OpKind::kBroadcast, "down"), &Climb::AtLast);
   }
+
+  void AtLast(const Ticket*) {
+    if (verdict_[kMissing] == 0) return Finish(nullptr);
+    Together(speaks_ ? Part::kResult : Part::kNone);
+  }
+
+  // What a rank brings to the last step: of each sum one rank does, of a maximum all may.
+  enum class Part { kNone, kResult, kOrphan };
+
+  void Together(Part part) {
+    const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
+    const double scale = request_.prescale * request_.postscale * average;
+    Request request;
+    request.name = NameOfAll();
+    request.op = OpOfSteps();
+    request.terms = Terms();
+    request.stream = request_.stream;
+    request.recurring = false;
+    for (const Piece& piece : pieces_) {
+      if (!piece.result) continue;
+      if (const char* why = NeedsLeaders(piece.output, scale)) {
+        return End(Status::FailedPrecondition("\"" + request_.name +
+                                              "\": a rank that leads its host has joined, and " +
+                                              why + "; unset HOROVOD_HIERARCHICAL_ALLREDUCE"));
+      }
+      Contribution tensor;
+      tensor.output = tensor.input = piece.output;
+      if (part == Part::kOrphan) Scale(piece.output, scale);
+      if (part == Part::kOrphan && piece.out > 0) Transpose(piece.output, piece.out);
+      if (part == Part::kNone && request.op == ReduceOp::kSum) tensor.input = Zeros(piece.output);
+      request.tensors.push_back(std::move(tensor));
+    }
+    if (request_.method != "none") {
+      // What the method found: orphans have not heard it.
+      verdict_[kValue] = part == Part::kResult ? verdict_[kValue] + 1 : 0;
+      Contribution value;
+      value.input.data = &verdict_[kValue];
+      value.input.dtype = DType::kInt64;
+      value.input.shape = {1};
+      value.output = value.input;
+      request.tensors.push_back(std::move(value));
+    }
+    Follow(std::move(request), &Climb::Reunited);
+  }
+
+  void Reunited(const Ticket*) {
+    if (request_.method != "none") --verdict_[kValue];
+    Finish(nullptr);
+  }
+
+  static void Scale(const TensorView& values, double scale) {
+    if (scale == 1.0) return;
+    const void* const from[] = {values.data};
+    ReduceInRankOrder(from, values.data, values.num_elements(), values.dtype, ReduceOp::kSum, scale,
+                      1.0, 1);
+  }
+
+  // out × in becomes in × out.
+  static void Transpose(const TensorView& values, int64_t out) {
+    const size_t size = SizeOf(values.dtype);
+    const int64_t in = values.num_elements() / out;
+    auto* const to = static_cast<std::byte*>(values.data);
+    const std::vector<std::byte> from(to, to + values.num_bytes());
+    for (int64_t i = 0; i < out; ++i) {
+      for (int64_t j = 0; j < in; ++j) {
+        std::memcpy(to + static_cast<size_t>(j * out + i) * size,
+                    from.data() + static_cast<size_t>(i * in + j) * size, size);
+      }
+    }
+  }
+
+  TensorView Zeros(const TensorView& like) {
+    TensorView view = like;
+    AlignedBuffer& memory = zeros_.emplace_back(like.num_bytes());
+    if (memory.size() > 0) std::memset(memory.data(), 0, memory.size());
+    view.data = memory.data();
+    return view;
+  }
+
+  // Why orphans of this kind cannot come later than the others; null: they can.
+  const char* NeedsLeaders(const TensorView& values, double scale) const {
+    if (values.device != DeviceType::kCpu) return "sums on devices need it";
+    if (request_.op == ReduceOp::kProduct) return "products need it";
+    if (scale != 1.0 && !IsFloating(values.dtype)) return "an average of integers is made at once";
+    return nullptr;
+  }
+
+  static bool IsAbsent(const Ticket* step, int rank) {
+    const auto* state = dynamic_cast<const RequestState*>(step);
+    return state != nullptr &&
+           std::find(state->absent.begin(), state->absent.end(), rank) != state->absent.end();
+  }
+
+  std::string NameOfAll() const { return request_.name + ".orphans"; }
 
   void Finish(const Ticket*) { End(Status::Ok()); }
 
@@ -334,8 +540,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       for (Contribution& tensor : request.tensors) {
         tensor.input.ready_event = tensor.output.ready_event = event.get();
         for (LayerInput& layer : tensor.layers) {
-          for (TensorView* view :
-               {&layer.dense, &layer.dense_bias, &layer.output, &layer.output_bias}) {
+          for (TensorView* view : {&layer.dense, &layer.dense_bias, &layer.dense_square,
+                                   &layer.dense_bias_square, &layer.output, &layer.output_bias}) {
             view->ready_event = event.get();
           }
         }
@@ -350,6 +556,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       step_ = step;
     }
     changed_.notify_all();
+    if (open_->hurried()) (void)step->Wait(std::chrono::milliseconds(0));
     step->OnDone([self = shared_from_this(), step, next](const Status& status) {
       if (DeviceEvent done = step->done_event()) self->event_ = std::move(done);
       if (!status.ok() && next == &Climb::Judge) {
@@ -372,14 +579,17 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     }
     changed_.notify_all();
     if (callback) callback(status);
+    open_->Remove(this);
   }
 
   static constexpr size_t kFailed = 0;
   static constexpr size_t kValue = 1;
+  static constexpr size_t kMissing = 2;  // some leader has joined
 
   Engine& engine_;
   const HostPlan plan_;
   const std::vector<int> host_;
+  const std::shared_ptr<OpenClimbs> open_;
   const int host_set_;
   const int leader_set_;
   const bool leads_;
@@ -395,12 +605,17 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   std::function<void(const Status&)> callback_;
   // Of one step after the other.
   DeviceEvent event_;
-  std::array<int64_t, 2> verdict_ = {0, -1};
+  std::array<int64_t, 3> verdict_ = {0, -1, 0};
+  bool speaks_ = false;  // for all hosts that have exchanged
   Status why_;
+  std::deque<AlignedBuffer> zeros_;
 };
 
 Hierarchy::Hierarchy(Engine& engine, HostPlan plan)
-    : engine_(engine), plan_(std::move(plan)), host_(plan_.HostOf(engine.world().rank)) {}
+    : engine_(engine),
+      plan_(std::move(plan)),
+      host_(plan_.HostOf(engine.world().rank)),
+      open_(std::make_shared<OpenClimbs>()) {}
 
 Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan,
                                                    std::chrono::milliseconds timeout) {
@@ -433,8 +648,14 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
   return made;
 }
 
+std::string Hierarchy::NameAcross(const std::string& name) { return name + ".hosts"; }
+
+void Hierarchy::WhenIdle(std::function<void()> then) { open_->WhenNone(std::move(then)); }
+
+bool Hierarchy::leads() const { return host_.front() == engine_.world().rank; }
+
 std::string Hierarchy::NameOfRequest(const std::string& name_of_step) {
-  for (const std::string_view step : {".host", ".hosts", ".verdict", ".down"}) {
+  for (const std::string_view step : {".host", ".hosts", ".verdict", ".down", ".orphans"}) {
     if (name_of_step.ends_with(step)) {
       return name_of_step.substr(0, name_of_step.size() - step.size());
     }

@@ -212,6 +212,11 @@ void Lane::SetJoined(bool joined) {
   if (joined && schedule_.has_value()) AskRecall({}, {});
 }
 
+// Of the join before, which others count as over, it has said so; of this one it has not.
+bool Lane::JoinedAnew() const {
+  return joined_ && joined_said_ && joins_said_ != owner_->num_joins();
+}
+
 void Lane::OnMessage(int member, const MessageHeader& header, AlignedBuffer payload) {
   if (header.kind == MessageKind::kData) {
     return executor_.OnData(member, header, std::move(payload));
@@ -230,7 +235,7 @@ void Lane::Pump() {
     if (!spoken_) {
       const bool asked = heard_.contains(sequence_);
       const bool news = !unannounced_.empty() && Clock::now() >= GatherUntil();
-      if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_ &&
+      if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_ && !JoinedAnew() &&
           withdrawn_.empty()) {
         return;
       }
@@ -293,7 +298,7 @@ NegotiationMessage Lane::Compose() {
   NegotiationMessage message;
   message.fusion_bytes = wanted_fusion_bytes_;
   message.joined = joined_said_ = joined_;
-  message.joins = owner_->num_joins();
+  message.joins = joins_said_ = owner_->num_joins();
   message.begins = !under_way_;
   const double line_rate = options_.ring_bytes < 0 ? wire_->LineRate() : 0;
   message.slow_line = line_rate > 0 && line_rate < kSlowLine;
@@ -351,11 +356,15 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
                      << ": the line is slow; large tensors go around a ring";
     }
     BuildSchedule();
+    // Others did not know it when they spoke.
+    if (joined_) AskRecall({}, {});
   }
   Start(decision.value(), schedules);
   if (must_take_back_) TakeBack();
   if (decision.value().last_joined >= 0) {
-    joined_ = joined_said_ = false;
+    joined_said_ = false;
+    // In a smaller set that may be known late: this rank may have joined anew since it spoke.
+    if (messages[static_cast<size_t>(member_)].joins == owner_->num_joins()) joined_ = false;
     // A smaller set may be complete while others still go on: join() is of all ranks.
     if (id_ == 0) owner_->AllJoined(ranks_[static_cast<size_t>(decision.value().last_joined)]);
   }
@@ -468,6 +477,14 @@ bool Lane::IsScheduled(const RequestKey& key) const {
   return id.has_value() && cache_.Get(*id)->scheduled;
 }
 
+std::vector<int> Lane::AbsentRanks(const Decision::Ready& ready) const {
+  std::vector<int> absent;
+  for (size_t member = 0; member < ready.absent.size(); ++member) {
+    if (ready.absent[member]) absent.push_back(ranks_[member]);
+  }
+  return absent;
+}
+
 // `scheduled`: what is in the schedule, which is new, comes by it.
 void Lane::Start(const Decision& decision, bool scheduled) {
   std::vector<FuseItem> items;
@@ -499,6 +516,9 @@ void Lane::Start(const Decision& decision, bool scheduled) {
   for (const FusedBatch& batch : batches) {
     for (const FusedBatch::Part& part : batch.parts) {
       if (auto request = mine(part.request)) {
+        if (request->parts_left == 0) {
+          request->absent = AbsentRanks(decision.ready[static_cast<size_t>(part.request)]);
+        }
         ++request->parts_left;
         under_way_ = true;
       }

@@ -116,6 +116,8 @@ class Lane {
                         const Decision& decision) const;
   bool IsScheduled(const RequestKey& key) const;
   void Start(const Decision& decision, bool scheduled);
+  bool JoinedAnew() const;
+  std::vector<int> AbsentRanks(const Decision::Ready& ready) const;
   void BuildSchedule();
   void ForgetTimes();
   void Fail(const RequestKey& key, const Status& why);
@@ -167,7 +169,8 @@ class Lane {
 
   bool joined_ = false;
   bool joined_said_ = false;
-  Status closed_;  // not OK: a member has gone
+  uint32_t joins_said_ = 0;  // how many were over then
+  Status closed_;            // not OK: a member has gone
 };
 
 }  // namespace dad

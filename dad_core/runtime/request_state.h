@@ -72,6 +72,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
 
   std::vector<int64_t> splits;
   int64_t result_value = -1;
+  std::vector<int> absent;  // ranks that had joined and brought nothing
 
   // Of device tensors.
   const int device_index;                 // -1: on the host

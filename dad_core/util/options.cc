@@ -76,10 +76,9 @@ constexpr Row kTable[] = {
      "in the first step; none if deterministic.",
      [](const std::string& t, Options& o) { return ParseInt(t, -1, o.ring_bytes); }},
     {"hierarchical_allreduce", "0", "DAD_HIERARCHICAL_ALLREDUCE", "HOROVOD_HIERARCHICAL_ALLREDUCE",
-     "1: dense reductions over all ranks are formed inside each host first, and one rank of each "
-     "host "
-     "exchanges them: for hosts with several ranks and a slow link. Methods go between all ranks "
-     "as ever; join() is refused.",
+     "1: reductions over all ranks are formed inside each host first, and one rank of each host "
+     "exchanges them, dense or by a method: for hosts with several ranks and a slow link. Exact "
+     "factors go between all ranks.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.hierarchical_allreduce); }},
     {"deterministic", "0", "DAD_DETERMINISTIC", "",
      "Results do not depend on timing. Dense sums do by the choice of a ring only; other methods "

@@ -214,6 +214,7 @@ py::object Ratio(int64_t dense_bytes, int64_t sent_bytes, int64_t device_bytes) 
 
 py::dict StatsAsDict() {
   std::shared_ptr<dad::Engine> engine = Running();
+  const bool between_hosts = !engine->Hosts().empty();
   dad::Stats stats;
   {
     py::gil_scoped_release release;
@@ -225,6 +226,7 @@ py::dict StatsAsDict() {
     row["steps"] = tensor.steps;
     row["wire_bytes_sent"] = tensor.wire_bytes_sent;
     row["wire_bytes_received"] = tensor.wire_bytes_received;
+    if (between_hosts) row["hosts_bytes_sent"] = tensor.hosts_bytes_sent;
     row["device_bytes"] = tensor.device_bytes;
     row["dense_bytes"] = tensor.dense_bytes;
     row["ratio"] = Ratio(tensor.dense_bytes, tensor.wire_bytes_sent, tensor.device_bytes);
@@ -233,6 +235,7 @@ py::dict StatsAsDict() {
     recent["steps"] = tensor.recent.steps;
     recent["wire_bytes_sent"] = tensor.recent.sent;
     recent["seconds"] = tensor.recent.seconds;
+    if (between_hosts) recent["hosts_bytes_sent"] = tensor.recent.hosts_sent;
     row["recent"] = recent;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
     tensors[py::str(tensor.name)] = row;
@@ -308,6 +311,7 @@ PYBIND11_MODULE(_core, m) {
         [](int id) { RunBare(Bare(dad::OpKind::kRemoveProcessSet, 0, {id})); });
   m.def("process_set_ranks", [](int id) { return Running()->ProcessSetRanks(id); });
   m.def("process_set_ids", [] { return Running()->ProcessSetIds(); });
+  m.def("hosts", [] { return Running()->Hosts(); });
   m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
   m.def(
       "barrier",

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from dad._lib import _core
+from dad.circle import circle_of
 from dad.compression import seed_from_environment
 from dad.planner import Costs
 from dad.process_sets import ProcessSet
@@ -38,17 +39,19 @@ def measure_costs(
         all_ranks = map(json.loads, _core.gather_bytes("rates", mine, process_set.process_set_id))
         rates = map(min, zip(*all_ranks, strict=True))
     link, product = rates
+    circle = circle_of(process_set)
     return Costs(
-        size=process_set.size(),
+        size=circle.size,
         bytes_per_second=link,
         flops_per_second=product,
         seed=seed_from_environment(),
+        hosts=tuple(map(len, circle.hosts)),
     )
 
 
 def _link_rate(process_set: ProcessSet) -> float:
-    """Bytes per second that a rank sends while all do: of a large sum less a small one."""
-    size = process_set.size()
+    """Bytes per second that a rank, or a host, sends while all do: of a large sum less a small one."""
+    size = circle_of(process_set).size
     few, many = (
         _best_of_three(lambda n=n: _core.reduce_zeros(f"link_probe.{n}", n, process_set.process_set_id))
         for n in (1, _PROBE_BYTES // 4)

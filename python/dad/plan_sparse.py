@@ -57,7 +57,8 @@ def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
         seconds=costs.seconds(num_bytes, flops),
         capture="samples" if as_rows else "off",
         rows=layer.rows,
-        most_rows=ANY_ROWS if layer.used else 0,
+        # Where a rank of a host does not exchange, nobody hears that it would plan anew.
+        most_rows=ANY_ROWS if layer.used or costs.hosts else 0,
     )
 
 

@@ -43,8 +43,8 @@ def plan_rows(
     why: str,
     measured: dict[str, dict[str, Any]],
 ) -> list[dict[str, Any]]:
-    """One row per tensor. Bytes are those that one rank sends in a step; bytes and ms of tensors that travel
-    together are those of the whole, in the row of the first.
+    """One row per tensor. Bytes are those that one rank sends in a step, or one host where `size` counts
+    hosts; bytes and ms of tensors that travel together are those of the whole, in the row of the first.
 
     why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
     since a tensor took its present method counts: warm-up steps are no part of the plan."""
@@ -111,7 +111,10 @@ def _planned_row(
     sent = choice.num_bytes
     # What devices move among themselves is not seen at the socket: the prediction stands.
     if (ms := _measured_ms(measured)) is not None and not measured.get("device_bytes"):
-        sent = measured["recent"]["wire_bytes_sent"] / measured["recent"]["steps"]
+        recent = measured["recent"]
+        # Between hosts, what stays inside does not count, and one rank of each sends the rest.
+        bytes_sent = recent.get("hosts_bytes_sent", recent["wire_bytes_sent"])
+        sent = bytes_sent / recent["steps"] or sent
     row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
     row["rows"] = choice.rows if choice.capture != "off" else None
     if slot.name == first:

@@ -112,12 +112,26 @@ class Layer:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the planner counts with. Rates are the least over the ranks."""
+    """What the planner counts with. Rates are the least over the ranks.
+
+    Bytes are those that a rank sends; where one rank of each host exchanges for all of it (circle.py), those
+    that a host does, and `size` is the number of hosts."""
 
     size: int
     bytes_per_second: float
     flops_per_second: float
     seed: int = 0  # of what is rounded at random
+    hosts: tuple[int, ...] = ()  # how many ranks each has; empty: methods go between all ranks
+
+    @property
+    def num_ranks(self) -> int:
+        return sum(self.hosts) or self.size
+
+    @property
+    def factor_copies(self) -> int:
+        """How often a rank's factors are sent, and leave its host with those of the host's other ranks."""
+        largest = max(self.hosts, default=1)
+        return largest * (self.num_ranks - largest)
 
     def dense_bytes(self, layer: Layer) -> float:
         return 2 * (self.size - 1) / self.size * layer.elements * layer.element_bytes

@@ -14,7 +14,7 @@ from dad.plan_sparse import qsgd, sparse
 from dad.plan_types import ANY_ROWS, Choice, Costs, Layer, Link, Observation, Plan
 from dad.plan_types import dense_choice as _dense
 
-__all__ = ["Choice", "Costs", "Layer", "Link", "Observation", "Plan", "describe", "make_plan"]
+__all__ = ["Choice", "Costs", "Layer", "Link", "Observation", "Plan", "describe", "is_exact", "make_plan"]
 
 # A layer whose A only serves the recursion below it needs one bit per unit for these.
 _ONE_BIT = ("relu", "leaky_relu")
@@ -77,7 +77,17 @@ def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Pl
             choices.append(replace(choice, why=why, fallback=False))
     # edad was chosen by bytes; what it takes is told all the same.
     choices = [replace(c, seconds=costs.seconds(c.num_bytes, c.flops)) for c in choices]
+    if costs.hosts:
+        choices = [replace(choice, why=choice.why + _way_between_hosts(choice, costs)) for choice in choices]
     return Plan(choices, costs.size)
+
+
+def _way_between_hosts(choice: Choice, costs: Costs) -> str:
+    if choice.sparse:
+        return ""
+    if choice.kind == "factor":
+        return "; between all ranks, since rows of a host cannot be added up"
+    return f"; between {costs.size} hosts, after a sum inside each"
 
 
 def _with_owners(singles: list[Choice], costs: Costs) -> list[Choice]:
@@ -98,6 +108,10 @@ def _takes_rows(layer: Layer) -> bool:
 _EXACT = (_methods.Dad, _methods.Exact)  # Edad is a Dad
 _BY_FACTORS = (*_EXACT, _methods.RankDad, _methods.Vgc, _methods.VgcStrom, _methods.Auto)
 _SPARSE = (_methods.Vgc, _methods.VgcStrom, _methods.Strom, _methods.TopK)
+
+
+def is_exact(method: _methods.Method) -> bool:
+    return isinstance(method, _EXACT)
 
 
 # Exact methods
@@ -159,7 +173,7 @@ def _cut(run: list[Layer], costs: Costs) -> list[Choice]:
 def _chain(run: list[Layer], costs: Costs) -> Choice:
     """A chain that sends the top layer's D. A layer above the lowest may pass D on only."""
     exact = isinstance(run[0].method, _methods.Exact)
-    peers = costs.size - 1
+    peers = costs.factor_copies
     rows = max(layer.rows for layer in run)
     wire = "fp32" if exact else run[0].method.wire
     bits = max(layer.row_bits(wire) for layer in run)
@@ -240,14 +254,14 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
     num_bytes = values * layer.row_bits(wire) / 8
     indexed = max((s.indexed_rows for s in layer.seen), default=0)
     num_bytes += indexed * (4 + layer.columns * layer.row_bits(wire) / 8)
-    num_bytes *= costs.size - 1
+    num_bytes *= costs.factor_copies
     flops = 2.0 * layer.all_rows * layer.columns * layer.out if any(s.rows for s in layer.seen) else 0.0
     dense_bytes = costs.dense_bytes(layer)
     if num_bytes >= dense_bytes:
         why = f"{layer.rows} rows would take {num_bytes / 1e3:.1f} kB, dense takes {dense_bytes / 1e3:.1f} kB"
         return _dense(layer, costs, why, fallback=not planned)
     seconds = costs.seconds(num_bytes, flops)
-    if planned and seconds >= costs.seconds(dense_bytes, flops / costs.size):
+    if planned and seconds >= costs.seconds(dense_bytes, flops / costs.num_ranks):
         return _dense(
             layer, costs, f"faster here: the product of all ranks' {layer.all_rows} rows takes longer"
         )
@@ -308,7 +322,7 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     if combine == "auto":
         combine = "gather" if costs.size == 2 else "owner"
     feedback = method.residual if method.error_feedback else "none"
-    if feedback == "rows" and (layer.dense or any(s.indexed_rows for s in layer.seen)):
+    if feedback == "rows" and (costs.hosts or layer.dense or any(s.indexed_rows for s in layer.seen)):
         feedback = "dense"  # there are no rows to keep
     num_bytes = rank * (layer.out + columns) * bits / 8 * (costs.size - 1)
     num_bytes *= {"gather": 1.0, "owner": 2 / costs.size, "power": 2 / costs.size}[combine]
@@ -329,7 +343,8 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     rows_that_pay = (
         int(_FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)) if feedback == "dense" else ANY_ROWS
     )
-    as_rows = (not layer.dense or not layer.used) and layer.rows <= rows_that_pay
+    # A host adds up formed gradients.
+    as_rows = not costs.hosts and (not layer.dense or not layer.used) and layer.rows <= rows_that_pay
     flops = 8.0 * rank * layer.out * columns
     why = f"rank {rank} of {layer.out}x{columns}, {combine}"
     if not layer.used:
@@ -347,7 +362,7 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
         seconds=costs.seconds(num_bytes, flops),
         capture="rows" if as_rows else "off",
         rows=layer.rows,
-        most_rows=rows_that_pay if layer.used else 0,
+        most_rows=ANY_ROWS if costs.hosts else rows_that_pay if layer.used else 0,
     )
 
 

@@ -39,9 +39,11 @@ class StateKeeper:
         self._request_name = request_name
         self._choices: dict[str, Choice] = {}  # by which there is a state, by request
 
-    def hand_over(self, choices: Sequence[Choice], holders: Sequence[Holder], place: Place) -> None:
+    def hand_over(
+        self, choices: Sequence[Choice], holders: Sequence[Holder], place: Place, keeps_here: bool = True
+    ) -> None:
         """The states of these holders take the form that their new choices have. What finds no place there,
-        because nothing is kept any more, stays with the holders."""
+        because nothing is kept any more, or not on this rank, stays with the holders."""
         by_name = {holder.name: holder for holder in holders}
         new = {choice.layers[0]: choice for choice in choices if keeps(choice)}
         for name, old in list(self._choices.items()):
@@ -51,7 +53,8 @@ class StateKeeper:
                 del self._choices[name]
         for name, choice in new.items():
             own = [by_name[n] for pair in choice.own() for n in pair if n is not None]
-            if keeps_gradients(choice) and any(holder.kept is not None for holder in own):
+            takes = keeps_here and keeps_gradients(choice)
+            if takes and any(holder.kept is not None for holder in own):
                 self._hand_back(name, choice, by_name, place)
                 self._take_over(name, choice, own, place)
             self._choices[name] = choice

@@ -7,6 +7,9 @@ tensor the share v_w of this rank in what is still to be applied, so that
 
     sum of all gradients = sum of what was applied + sum over ranks of v_w
 
+Where one rank of each host exchanges for all of it (circle.py), size is that of hosts, and the other ranks'
+v_w are zero.
+
     average:              v_w = E_w / size + E_o
     sum, low rank:        v_w = E_w + size * E_o        its owner's residual is that of the mean
     sum, int8:            v_w = E_w + E_o
@@ -21,24 +24,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from dad.circle import Circle, Place, as_hosts
 from dad.planner import Choice, Plan
 
 Tensors = dict[str, np.ndarray]
 Shape = tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a state is, or was: of how many ranks, on which, and whether they average."""
-
-    size: int
-    rank: int
-    average: bool
 
 
 def keeps(choice: Choice) -> bool:
@@ -163,7 +157,8 @@ def _dtype(tensors: Tensors) -> np.dtype:
 
 def saved_shares(saved: dict[str, Any]) -> Tensors:
     """v_w of all tensors of a saved state."""
-    place = Place(saved["size"], saved["rank"], saved["average"])
+    circle = Circle(saved["size"], saved["rank"], as_hosts(saved.get("hosts", ())))
+    place = circle.place(saved["average"])
     total = dict(saved["kept"])
     shapes = {name: tuple(shape) for name, shape, *_ in saved["tensors"]}
     for choice in Plan.from_dict(saved["kept_by"]).choices:

@@ -241,3 +241,23 @@ def test_misuse_of_a_dry_run():
     for arguments in ({"size": 0}, {"size": 2.5}, {"link": "fast"}, {"link": "0mbit"}, {"link": "1.2.3mbit"}):
         with pytest.raises(ValueError, match="is not possible"):
             dad.plan(net, None, **arguments)
+
+
+def test_between_hosts_a_method_counts_hosts_and_factors_count_ranks():
+    costs = Costs(size=2, bytes_per_second=1e7, flops_per_second=1e10, hosts=(3, 1))
+    assert costs.num_ranks == 4 and costs.factor_copies == 3  # three ranks of a host, to one of the other
+    plan = made(
+        [layer("w", 512, 256, rows=1, method=C.dad()), layer("v", 512, 256, method=C.rank_dad(2))], costs
+    )
+    assert plan["w"].kind == "factor" and plan["w"].num_bytes == 3 * (512 + 256) * 4
+    assert plan["w"].why.endswith("between all ranks, since rows of a host cannot be added up")
+    # A host's sum has no rows, and two hosts need no owner.
+    assert plan["v"].capture == "off" and plan["v"].option("combine") == "gather"
+    assert plan["v"].why.endswith("between 2 hosts, after a sum inside each")
+    rows = C.rank_dad(2, residual="rows")
+    assert made([layer("v", 512, 256, method=rows)], costs)["v"].option("feedback") == "dense"
+    # Nobody hears a rank that does not lead ask for a new plan.
+    late = planner.replace(layer("x", method=C.vgc(), rows=0), seen=(Observation(used=False),) * 4)
+    assert made([late], costs)["x"].most_rows == planner.ANY_ROWS
+    dense = made([layer("w", 16, 16, rows=8, method=C.dad())], costs)["w"]
+    assert dense.kind == "dense" and "dense takes 1.0 kB" in dense.why  # as much as the tensor: two hosts

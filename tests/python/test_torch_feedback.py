@@ -161,7 +161,8 @@ def check_what_was_kept_goes_over_to_a_new_plan():
             with optimizer.skip_synchronize():
                 optimizer.step()
             ledger.assert_balanced(optimizer, f"{method} step {step}", kept_something=step > 0)
-        assert optimizer.plan()[0]["why"] == "rides with w"
+        # Between hosts there are no rows that a new plan could be for.
+        assert optimizer._dad.circle.hosts or optimizer.plan()[0]["why"] == "rides with w"
 
 
 def scaled_steps(method, overflows, growth_interval=3, steps=9):
@@ -258,7 +259,8 @@ def check_a_checkpoint_has_warm_starts_where_nothing_else_is_kept():
     optimizer = distributed(model, method)
     train(model, optimizer, range(4))
     saved, weights = copy.deepcopy(optimizer.state_dict()), copy.deepcopy(model.state_dict())
-    assert any("warm_start" in key for key in saved["dad"]["states"]["weight"])
+    keys = saved["dad"]["states"].get("weight", ())
+    assert any("warm_start" in key for key in keys) == optimizer._dad.circle.keeps
     train(model, optimizer, range(4, 7))
     other = nn.Linear(16, 24)
     other.load_state_dict(weights)

@@ -39,6 +39,7 @@ struct RecentTraffic {
   int64_t steps = 0;
   int64_t sent = 0;
   double seconds = 0.0;
+  int64_t hosts_sent = 0;  // of these; see TensorStats::hosts_bytes_sent
 };
 
 struct TensorStats {
@@ -56,6 +57,8 @@ struct TensorStats {
   double effective = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
   RecentTraffic recent;  // of these, since it last changed its collective or method
+  // Of wire_bytes_sent, where sums go from host to host: those to other hosts. Else 0.
+  int64_t hosts_bytes_sent = 0;
 };
 
 struct Stats {
@@ -96,6 +99,9 @@ class Engine {
   // Sorted members of a process set; empty if there is none of that id.
   virtual std::vector<int> ProcessSetRanks(int id) const = 0;
   virtual std::vector<int> ProcessSetIds() const = 0;
+  // The ranks of each host, where sums over all ranks go from host to host: between the first ranks
+  // of these, which have what methods keep between steps. Empty where they go between all ranks.
+  virtual std::vector<std::vector<int>> Hosts() const = 0;
 
   virtual Stats GetStats() const = 0;
   virtual void ResetStats() = 0;

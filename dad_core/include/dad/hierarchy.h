@@ -6,6 +6,7 @@
 #pragma once
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -34,21 +35,39 @@ class Hierarchy {
   static Result<std::unique_ptr<Hierarchy>> Make(Engine& engine, HostPlan plan,
                                                  std::chrono::milliseconds timeout);
 
-  // An allreduce (Sum or Average) over all ranks. Rows cannot be added up inside a host: the
-  // gradient of a layer that comes in factors is formed first, on the host only.
+  // An allreduce (not Adasum) over all ranks. Its method, but for "none", is for one rank of each
+  // host: an owner in its text counts hosts, and what it keeps between steps lies with these ranks,
+  // under leader_set() and NameAcross() of the request's name.
+  //
+  // Rows and a rank's own weight cannot be added up inside a host: that gradient is formed first,
+  // in memory of the host only. For methods that look at the variance over samples their squares
+  // are added up beside it; on a device those that come as dense_square, in place. A rank's wish
+  // for a new plan counts on leaders.
   std::shared_ptr<Ticket> Submit(Request request);
 
+  // Calls `then` once when no request of this rank is on its way: at once, or by the thread that
+  // ends the last. A rank joins then: others see from who has joined which hosts' sums come another
+  // way. Not to be called again before that.
+  void WhenIdle(std::function<void()> then);
+
+  const HostPlan& plan() const { return plan_; }
+  bool leads() const;                             // this rank
+  int leader_set() const { return leader_set_; }  // the process set of leaders; -1: one host only
+  static std::string NameAcross(const std::string& name);
+  // Of a request, by the name of one of its steps.
   static std::string NameOfRequest(const std::string& name_of_step);
 
  private:
   class Climb;
+  class OpenClimbs;
   Hierarchy(Engine& engine, HostPlan plan);
 
   Engine& engine_;
   const HostPlan plan_;
   const std::vector<int> host_;  // this rank's
-  int host_set_ = -1;            // -1: alone on its host
-  int leader_set_ = -1;          // -1: there is one host only
+  const std::shared_ptr<OpenClimbs> open_;
+  int host_set_ = -1;    // -1: alone on its host
+  int leader_set_ = -1;  // -1: there is one host only
 };
 
 }  // namespace dad

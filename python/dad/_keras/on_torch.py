@@ -247,7 +247,7 @@ class MethodReducer(GradientReducer):
         if self._sync is None:
             return super().plan()
         choices = self._sync.plan.choices if self._sync.plan is not None else []
-        size = self.settings.process_set.size()
+        size = self._sync.circle.size
         return plan_rows(self._sync.slots.values(), choices, size, "asked for", _core.stats()["tensors"])
 
     def save_state(self) -> bytes:

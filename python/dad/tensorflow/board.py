@@ -24,6 +24,7 @@ import numpy as np
 from dad import planner
 from dad._lib import _core
 from dad.basics import Average
+from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
 from dad.errors import MismatchError
 from dad.link import measure_costs
@@ -33,7 +34,7 @@ from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
 from dad.state_bytes import from_bytes, to_bytes
 from dad.state_keeper import StateKeeper
-from dad.states import Place, add_shares, saved_shares, under_names
+from dad.states import add_shares, saved_shares, under_names
 from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
@@ -177,14 +178,14 @@ class Board:
                     'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
                     "and what was kept of it is as before; this is said once",
                     name,
-                    f"rank {self.process_set.ranks[number - 1]}" if number else "some rank",
+                    self._circle.name_of(number - 1) if number else "some rank",
                 )
         return wants_plan
 
     def _meet_changes(self) -> None:
         """Ranks that may have parted compare; if they differ they begin anew."""
         joins = library.dad_tf_num_joins()
-        outdated = self.plan is not None and self.plan.size != self.process_set.size()
+        outdated = self.plan is not None and self.plan.size != self._circle.size
         if joins == self._joins and not self._unsure and not outdated:
             return
         self._joins = joins
@@ -207,7 +208,7 @@ class Board:
         return [json.loads(one) for one in _core.gather_bytes(f"{what}.{self._stream}", data, number)]
 
     def _forget_plan(self) -> None:
-        self._keeper.hand_over([], list(self.tensors.values()), self._place())
+        self._hand_over([], list(self.tensors.values()))
         self.plan = None
         for tensor in self.tensors.values():
             tensor.planned = False
@@ -228,7 +229,7 @@ class Board:
         self.plan = Plan([*made.choices, *kept], made.size)
         for tensor in held:
             tensor.planned = True
-        self._keeper.hand_over(made.choices, held, self._place())
+        self._hand_over(made.choices, held)
         self._return_kept(held)
         self._say_what_does_not_fit(made.choices)
         self.on_plan()
@@ -323,17 +324,26 @@ class Board:
 
     # What is kept between steps
 
+    @property
+    def _circle(self) -> Circle:
+        """Between whom methods go. It may change with shutdown() and init()."""
+        return circle_of(self.process_set)
+
     def _place(self) -> Place:
-        return Place(self.process_set.size(), self.process_set.rank(), self.op == Average)
+        return self._circle.place(self.op == Average)
+
+    def _hand_over(self, choices: Sequence[Choice], tensors: Sequence[Tensor]) -> None:
+        self._keeper.hand_over(choices, tensors, self._place(), self._circle.keeps)
 
     def save(self) -> dict[str, Any]:
         """This rank's residuals and warm starts, and the plan that they follow."""
-        place = self._place()
+        circle = self._circle
         return {
             "steps": self._now() + 1,
-            "size": place.size,
-            "rank": place.rank,
-            "average": place.average,
+            "size": circle.num_ranks,
+            "rank": circle.rank,
+            "hosts": [list(host) for host in circle.hosts],
+            "average": self.op == Average,
             "tensors": self._described(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "too_large": [tensor.name for tensor in self.tensors.values() if tensor.too_large],
@@ -342,7 +352,7 @@ class Board:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """As GradientSync.load() of dad.torch: with the same bits on the same number of ranks, else what this
+        """As GradientSync.load() of dad.torch: with the same bits on the same ranks and hosts, else what this
         rank has kept in the form that fits."""
         self._keeper.drop()
         self.plan = None
@@ -354,13 +364,15 @@ class Board:
         saved = under_names(saved, self._described())
         plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
-        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self._described()
+        circle = self._circle
+        same = saved["size"] == circle.num_ranks and as_hosts(saved.get("hosts", ())) == circle.hosts
+        goes_on = plan is not None and plan.size == circle.size and same and tensors == self._described()
         if goes_on:
             self.plan = plan
             for tensor in self.tensors.values():
                 tensor.planned = True
                 tensor.too_large = tensor.name in saved["too_large"]
-            self._keeper.hand_over(plan.choices, list(self.tensors.values()), self._place())
+            self._hand_over(plan.choices, list(self.tensors.values()))
         if goes_on and mine:
             self._keeper.load(saved)
         if mine:

@@ -16,6 +16,7 @@ import tensorflow as tf
 from dad._lib import _core
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
+from dad.circle import circle_of
 from dad.plan_table import format_plan, plan_rows
 from dad.planned_methods import has_planned_method, planned_method
 from dad.process_sets import ProcessSet, global_process_set
@@ -220,7 +221,7 @@ class GradientReducer:
         # A class of the user's own need not have a name.
         dense = getattr(self.compression, "name", "") == "none"
         why = "no method asked for" if dense else "asked for"
-        return plan_rows(rows, choices, self.process_set.size(), why, measured)
+        return plan_rows(rows, choices, circle_of(self.process_set).size, why, measured)
 
     def save_state(self) -> bytes:
         """This rank's residuals and warm starts; empty if there are none."""

@@ -54,6 +54,7 @@ def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, 
         for old in range(rank, size, new_size):
             add_shares(kept, saved_shares(as_arrays(by_rank[old]["dad"])))
         new = {**by_rank[0]["dad"], "size": new_size, "rank": rank, "plan": None, "states": {}}
+        new["hosts"] = []
         new["kept"] = as_tensors(kept)
         new["kept_by"] = Plan().as_dict()
         merged.append({**by_rank[0], "dad": new})

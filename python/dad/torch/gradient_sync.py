@@ -22,6 +22,7 @@ import itertools
 import warnings
 import weakref
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from torch.nn.parameter import is_lazy
 
 from dad import planner
 from dad.basics import Average, Sum
+from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
 from dad.errors import MismatchError
 from dad.link import measure_costs
@@ -36,7 +38,7 @@ from dad.log import log
 from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
 from dad.state_keeper import StateKeeper
-from dad.states import Place, saved_shares
+from dad.states import saved_shares
 from dad.torch import capture, clipping, grad_scaler, ops
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
@@ -141,6 +143,11 @@ class GradientSync:
                     for unit in slot.units:
                         unit.reset(self.passes)
 
+    @property
+    def circle(self) -> Circle:
+        """Between whom methods go. It may change with shutdown() and init()."""
+        return circle_of(self.process_set)
+
     # During backward()
 
     def arrived(self, slot: Slot) -> None:
@@ -209,6 +216,11 @@ class GradientSync:
     def share(self) -> float:
         """This rank's weight where it is not: a residual must not depend on the step's samples."""
         return 1.0 if self._weight is None else self._weight.samples() / self._weight.all_samples()
+
+    def forms_on_device(self, slot: Slot) -> bool:
+        """Whether a gradient by a method has to be formed, and weighed, before it is sent: sums go from host
+        to host, and the core does that in the memory of hosts only."""
+        return slot.param.device.type != "cpu" and bool(self.circle.hosts)
 
     def normalise(self, output: torch.Tensor) -> torch.Tensor:
         return output if self._weight is None else output.div_(self._weight.all_samples())
@@ -324,8 +336,8 @@ class GradientSync:
         return self._unsure or ops.joins() != self._joins
 
     def _is_outdated(self) -> bool:
-        """Whether the plan was made for another number of ranks."""
-        return self.plan is not None and self.plan.size != self.process_set.size()
+        """Whether the plan was made for another number of ranks, or of hosts."""
+        return self.plan is not None and self.plan.size != self.circle.size
 
     def doubt(self) -> None:
         """Something may have happened on other ranks that this one does not know of."""
@@ -374,7 +386,7 @@ class GradientSync:
         """From what all ranks saw: units instead of those that were held."""
         held = [slot for slot in self.slots.values() if slot in self._held]
         self._held = set()
-        seen = self._share(held, observe(held, self.sparse_as_dense, self.passes))
+        seen = self._share(held, self._observe(held))
         if len(seen) < self.process_set.size():
             # Some have joined, and would not know of the plan. What has none goes dense until they are back.
             self._postponed = ops.joins()
@@ -393,6 +405,21 @@ class GradientSync:
         self._take_plan(made.choices, held)
         self._form(held)
         self._say_what_does_not_fit(made.choices)
+
+    def _observe(self, held: Sequence[Slot]) -> dict[str, planner.Observation]:
+        seen = observe(held, self.sparse_as_dense, self.passes)
+        for slot in held:
+            if self.forms_on_device(slot) and not planner.is_exact(slot.method):
+                seen[slot.name] = replace(
+                    seen[slot.name],
+                    rows=0,
+                    indexed_rows=0,
+                    dense=True,
+                    bias=None,
+                    link=None,
+                    reason="on a device it is formed before a host's sum",
+                )
+        return seen
 
     def _share(self, held: Sequence[Slot], mine: dict[str, planner.Observation]) -> list[Any]:
         """What every rank has seen, in rank order. MismatchError, on all of them, if they do not want to plan
@@ -439,7 +466,7 @@ class GradientSync:
                     by_name[bias].mode = by_name[weight].mode
         for slot in slots:
             slot.capture(slot.mode)
-        self._keeper.hand_over(choices, slots, self._place())
+        self._keeper.hand_over(choices, slots, self._place(), self.circle.keeps)
 
     def _form(self, slots: Sequence[Slot]) -> None:
         """In the step that was observed nothing was formed: what goes dense is made up for."""
@@ -471,7 +498,7 @@ class GradientSync:
     # What is kept between steps
 
     def _place(self) -> Place:
-        return Place(self.process_set.size(), self.process_set.rank(), self.wire_op() == Average)
+        return self.circle.place(self.wire_op() == Average)
 
     def return_last(self) -> None:
         """The step was left out (a scaler found infinities): what it would have applied is kept."""
@@ -489,12 +516,13 @@ class GradientSync:
 
     def save(self) -> dict[str, Any]:
         """This rank's residuals and warm starts, and the plan that they follow."""
-        place = self._place()
+        circle = self.circle
         return {
             "steps": self.steps,
-            "size": place.size,
-            "rank": place.rank,
-            "average": place.average,
+            "size": circle.num_ranks,
+            "rank": circle.rank,
+            "hosts": [list(host) for host in circle.hosts],
+            "average": self.wire_op() == Average,
             "tensors": self.tensors(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "replan": self.replan_wanted,
@@ -506,8 +534,8 @@ class GradientSync:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """Goes on where a run has stopped. On the same number of ranks, with the same bits. On another
-        number, and with other methods, what this rank has kept is taken over in the form that fits
+        """Goes on where a run has stopped. On the same ranks and hosts, with the same bits. On another
+        number of them, and with other methods, what this rank has kept is taken over in the form that fits
         (states.py); a rank with a number that there was not, or that was given another rank's state,
         begins with nothing kept."""
         saved = as_arrays(saved)
@@ -520,7 +548,9 @@ class GradientSync:
         mine = saved["rank"] == self.process_set.rank()
         plan = planner.Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
-        goes_on = plan is not None and plan.size == self.process_set.size() and tensors == self.tensors()
+        circle = self.circle
+        same = saved["size"] == circle.num_ranks and as_hosts(saved.get("hosts", ())) == circle.hosts
+        goes_on = plan is not None and plan.size == circle.size and same and tensors == self.tensors()
         if goes_on:
             self.plan = plan
             self._take_plan(plan.choices, self._planned_slots())

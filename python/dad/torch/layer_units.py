@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dad.log import log
+from dad.planned_methods import looks_at_variance
 from dad.planner import Choice, Link
 from dad.states import keeps_gradients
 from dad.torch._load import _torch
@@ -102,7 +103,7 @@ class Unit(ABC):
                 'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
                 "and what was kept of it is as before; this is said once",
                 self.name,
-                f"rank {sync.process_set.ranks[number - 1]}" if number else "some rank",
+                sync.circle.name_of(number - 1) if number else "some rank",
             )
 
 
@@ -183,10 +184,15 @@ class QuantisedUnit(Unit):
         (slot,) = self.slots
         sync.return_kept(slot)
         slot.dense_gradient()
+        grad = slot.local_gradient(sparse=False)
+        share = sync.share()
+        if sync.forms_on_device(slot):
+            grad.mul_(share)
+            share = 1.0
         before, after = sync.scales(feedback=True)
         self.handle = _torch.submit(
             _ALLREDUCE,
-            [slot.local_gradient(sparse=False)],
+            [grad],
             grouped=True,
             in_place=True,
             name=slot.name,
@@ -196,7 +202,7 @@ class QuantisedUnit(Unit):
             process_set=sync.process_set.process_set_id,
             stream=sync.stream,
             method=self.choice.text,
-            scale=sync.share(),
+            scale=share,
         )
 
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
@@ -224,7 +230,9 @@ class LayerUnit(Unit):
             slot.take_segments()
         returned = [sync.return_kept(slot) for pair in self.own for slot in pair if slot is not None]
         replan = self._too_many_rows()
-        strays = [self._strays(i) for i in range(len(self.weights))]
+        lossy = self.choice.kind in _LOSSY
+        forms = lossy and sync.forms_on_device(self.weights[0])
+        strays = [slot.segments if forms else self._strays(i) for i, slot in enumerate(self.weights)]
         derive = [self._link_holds(i, strays) for i in range(len(self.weights))]
         layers = []
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
@@ -233,6 +241,11 @@ class LayerUnit(Unit):
             # An empty batch leaves empty segments, in all layers of a chain alike.
             rows = [s for s in weight.segments if s not in strays[i] and num_rows(s)]
             (dense, square), (dense_bias, bias_square) = self._formed_parts(i, strays[i])
+            if forms:
+                # Ranks of a host have the same parts, and each is a sample at least.
+                dense, square = self._for_host(weight, dense, square, sync.share())
+                if bias is not None:
+                    dense_bias, bias_square = self._for_host(bias, dense_bias, bias_square, sync.share())
             if dense is not None and self.choice.kind == "factor" and not any(returned):
                 replan = True
                 weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
@@ -257,8 +270,8 @@ class LayerUnit(Unit):
                     bias_square,
                 )
             )
-        lossy = self.choice.kind in _LOSSY
         before, after = sync.scales(feedback=lossy)
+        share = 1.0 if forms else sync.share()
         self.handle = _torch.submit_layers(
             name=self.name,
             method=self.choice.text,
@@ -269,7 +282,7 @@ class LayerUnit(Unit):
             postscale=after,
             process_set=sync.process_set.process_set_id,
             stream=sync.stream,
-            scale=sync.share() if lossy else sync.samples(),
+            scale=share if lossy else sync.samples(),
             replan=replan,
         )
         for slot in self.weights:
@@ -336,6 +349,19 @@ class LayerUnit(Unit):
         if bias is not None and bias_part[0] is None:
             bias_part = (torch.zeros_like(bias.param), None)
         return part, bias_part
+
+    @staticmethod
+    def _for_host(slot: Slot, part: torch.Tensor | None, square: torch.Tensor | None, share: float) -> _Part:
+        """This rank's part of its host's sum, on a device, where the core forms nothing."""
+        if part is None:
+            part = torch.zeros_like(slot.param, memory_format=torch.contiguous_format)
+        if share != 1.0:
+            part = part * share
+            square = square * share**2 if square is not None else None
+        if not looks_at_variance(slot.method):
+            return part, None
+        wide = torch.float64 if part.dtype == torch.float64 else torch.float32
+        return part, part.to(wide).square() if square is None else square
 
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
         slots = [slot for pair in self.own for slot in pair if slot is not None]

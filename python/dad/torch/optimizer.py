@@ -142,7 +142,7 @@ class GradientOptimizer:
             return []
         sync = self._dad
         choices = sync.plan.choices if sync.plan is not None else []
-        size = sync.process_set.size()
+        size = sync.circle.size
         return plan_rows(sync.slots.values(), choices, size, _why(sync.compression), _core.stats()["tensors"])
 
     def _dad_wait(self, by: str) -> None:

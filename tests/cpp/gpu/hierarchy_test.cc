@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <functional>
+#include <latch>
 #include <thread>
 
 #include "device_job.h"
@@ -218,7 +219,7 @@ class LayerHierarchyTest : public ::testing::Test {
 
 TEST_F(LayerHierarchyTest, FactorsAndWordsCrossHosts) {
   OnTwoHosts([](int rank, Hierarchy& hierarchy) {
-    for (const char* method : {"low_rank;rank=1;wire=fp32;owner=3;layer=3x2:bias",
+    for (const char* method : {"low_rank;rank=1;wire=fp32;owner=1;layer=3x2:bias",
                                "sparse;rule=topk;ratio=0.9;layer=3x2:bias"}) {
       for (int step = 0; step < 3; ++step) {
         OneRow row(rank);
@@ -230,6 +231,37 @@ TEST_F(LayerHierarchyTest, FactorsAndWordsCrossHosts) {
         EXPECT_NEAR(row.bias[2], 5, 1e-5);
       }
     }
+  });
+}
+
+TEST_F(LayerHierarchyTest, RanksOfAHostAreSamplesOfTheirOwn) {
+  OnTwoHosts([](int, Hierarchy& hierarchy) {
+    OneRow row(0);  // the same on all ranks: two samples of a host agree
+    const auto ticket = hierarchy.Submit(
+        row.Make("v", "sparse;rule=vgc;alpha=1.5;variance=row;coding=word;layer=3x2:bias"));
+    const Status status = ticket->Wait(nccl::kLong);
+    ASSERT_TRUE(status.ok()) << status.ToString();
+    EXPECT_EQ(row.weight, (std::vector<float>{1, 2, 0, 0, 2, 4}));
+    EXPECT_EQ(row.bias, (std::vector<float>{1, 0, 2}));
+  });
+}
+
+TEST_F(LayerHierarchyTest, ARankHasAWeightOfItsOwn) {
+  OnTwoHosts([](int rank, Hierarchy& hierarchy) {
+    OneRow row(0);
+    Request layer = row.Make("w", "low_rank;rank=1;wire=fp32;combine=gather;layer=3x2:bias");
+    layer.op = ReduceOp::kSum;
+    layer.tensors[0].scale = rank;
+    std::vector<float> values(600, 1);
+    Request plain = OnHost(values, "p", ReduceOp::kSum);
+    plain.method = "int8";
+    plain.tensors[0].scale = rank;
+    const auto of_layer = hierarchy.Submit(std::move(layer));
+    const auto of_plain = hierarchy.Submit(std::move(plain));
+    ASSERT_TRUE(of_layer->Wait(nccl::kLong).ok());
+    ASSERT_TRUE(of_plain->Wait(nccl::kLong).ok());
+    EXPECT_NEAR(row.weight[5], 24, 1e-4);  // 0 + 4 + 8 + 12
+    EXPECT_NEAR(values[599], 6, 0.1);
   });
 }
 
@@ -251,6 +283,7 @@ class HierarchicalEngineTest : public ::testing::Test {
  protected:
   static void OnFourRanks(const std::function<void(int rank, Engine& engine)>& body) {
     LocalNetwork network(4);
+    std::latch all_are_through(4);  // one that leaves early fails others' last join
     std::vector<std::thread> threads;
     for (int rank = 0; rank < 4; ++rank) {
       threads.emplace_back([&, rank] {
@@ -263,6 +296,7 @@ class HierarchicalEngineTest : public ::testing::Test {
         auto engine = Engine::CreateOn(network.Connect(rank), world, options);
         ASSERT_TRUE(engine.ok()) << engine.status().ToString();
         body(rank, *engine.value());
+        all_are_through.arrive_and_wait();
       });
     }
     for (std::thread& thread : threads) thread.join();
@@ -290,11 +324,147 @@ TEST_F(HierarchicalEngineTest, UsersSeeNothingOfTheSteps) {
     std::vector<float> most{1.0f + rank};
     ASSERT_TRUE(engine.Submit(OnHost(most, "max", ReduceOp::kMax))->Wait(nccl::kLong).ok());
     EXPECT_EQ(most[0], 4);
-    Request join;
-    join.kind = OpKind::kJoin;
-    join.name = "join";
-    EXPECT_EQ(engine.Submit(std::move(join))->Wait(nccl::kLong).code(),
-              StatusCode::kFailedPrecondition);
+  });
+}
+
+Request Join() {
+  Request join;
+  join.kind = OpKind::kJoin;
+  join.name = "join";
+  return join;
+}
+
+TEST_F(HierarchicalEngineTest, AHostWhoseLeaderHasJoinedStillCounts) {
+  OnFourRanks([](int rank, Engine& engine) {
+    for (const int first : {0, 1, 2, 3}) {
+      if (rank != first) {
+        std::vector<float> values(100, 1.0f + rank), quantised(600, 4.0f);
+        const auto sum = engine.Submit(OnHost(values, "x", ReduceOp::kAverage));
+        Request request = OnHost(quantised, "q", ReduceOp::kAverage);
+        request.method = "int8;bucket=512;feedback=1";
+        const auto by_method = engine.Submit(std::move(request));
+        const Status status = sum->Wait(nccl::kLong);
+        EXPECT_TRUE(status.ok()) << status.ToString();
+        EXPECT_FLOAT_EQ(values[99], (10 - 1 - first) / 4.0f) << first;
+        const Status quick = by_method->Wait(nccl::kLong);
+        EXPECT_TRUE(quick.ok()) << quick.ToString();
+        EXPECT_NEAR(quantised[599], 3, 1e-5) << first;
+        EXPECT_EQ(by_method->value(), 0);
+        OneRow row(rank);
+        Request layer = row.Make("l", "low_rank;rank=1;wire=fp32;combine=gather;layer=3x2:bias");
+        layer.tensors[0].layers[0].output.shape = {2, 3};
+        layer.tensors[0].layers[0].transposed = true;
+        EXPECT_TRUE(engine.Submit(std::move(layer))->Wait(nccl::kLong).ok());
+        const float of_rows = (10 - 1 - first) / 4.0f;
+        for (size_t i = 0; i < 6; ++i) {
+          const std::vector<float> one{1, 0, 2, 2, 0, 4};
+          EXPECT_NEAR(row.weight[i], of_rows * one[i], 1e-4) << i << ", " << first;
+        }
+        EXPECT_NEAR(row.bias[2], 2 * of_rows, 1e-4);
+        std::vector<float> most{1.0f + rank};
+        Request scaled = OnHost(most, "m", ReduceOp::kMax);
+        scaled.prescale = 0.5;
+        EXPECT_TRUE(engine.Submit(std::move(scaled))->Wait(nccl::kLong).ok());
+        EXPECT_EQ(most[0], first == 3 ? 1.5f : 2.0f);
+        std::vector<float> product{2};
+        const Status products =
+            engine.Submit(OnHost(product, "p", ReduceOp::kProduct))->Wait(nccl::kLong);
+        EXPECT_EQ(products.ok(), first % 2 == 1) << products.ToString();
+        if (products.ok()) EXPECT_EQ(product[0], 8);
+      }
+      const auto joined = engine.Submit(Join());
+      if (rank == first) {
+        EXPECT_EQ(engine.Submit(Join())->Wait(nccl::kLong).code(), StatusCode::kInvalidArgument);
+      }
+      const Status status = joined->Wait(nccl::kLong);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      EXPECT_NE(joined->value(), first);
+    }
+  });
+}
+
+// A rank joins anew while others still hear that all have joined.
+TEST_F(HierarchicalEngineTest, JoinsMayFollowEachOther) {
+  OnFourRanks([](int rank, Engine& engine) {
+    for (int round = 0; round < 60; ++round) {
+      const int first = round % 4;
+      if (rank != first) {
+        std::vector<float> values(100, 1.0f + rank);
+        const Status status =
+            engine.Submit(OnHost(values, "x", ReduceOp::kSum))->Wait(std::chrono::seconds(20));
+        ASSERT_TRUE(status.ok()) << round << ": " << status.ToString();
+        EXPECT_EQ(values[0], 9 - first);
+      }
+      ASSERT_TRUE(engine.Submit(Join())->Wait(std::chrono::seconds(20)).ok()) << round;
+    }
+  });
+}
+
+TEST_F(HierarchicalEngineTest, ThoseWhoAreLeftAgreeOnAnError) {
+  OnFourRanks([](int rank, Engine& engine) {
+    for (const int first : {0, 3}) {
+      if (rank != first) {
+        std::vector<float> values(rank == 1 ? 2 : 1, 1.0f);
+        EXPECT_EQ(engine.Submit(OnHost(values, "t", ReduceOp::kSum))->Wait(nccl::kLong).code(),
+                  StatusCode::kFailedPrecondition);
+        values = {1};
+        EXPECT_TRUE(engine.Submit(OnHost(values, "t", ReduceOp::kSum))->Wait(nccl::kLong).ok());
+        EXPECT_EQ(values[0], 3);
+      }
+      EXPECT_TRUE(engine.Submit(Join())->Wait(nccl::kLong).ok());
+    }
+  });
+}
+
+TEST_F(HierarchicalEngineTest, WhatAMethodKeepsLiesWithTheLeaders) {
+  OnFourRanks([](int rank, Engine& engine) {
+    EXPECT_EQ(engine.Hosts(), (std::vector<std::vector<int>>{{0, 1}, {2, 3}}));
+    const bool leads = rank % 2 == 0;
+    // Two elements of a thousand are sent, by each host the one that is largest there.
+    const auto send = [&](float first) {
+      std::vector<float> values(1000, 0.25f);
+      values[0] = first;
+      Request request = OnHost(values, "kept", ReduceOp::kAverage);
+      request.tensors[0].layers.emplace_back();
+      request.tensors[0].layers[0].dense = request.tensors[0].layers[0].output =
+          request.tensors[0].input;
+      request.tensors[0].input.data = request.tensors[0].output.data = nullptr;
+      request.method = "sparse;rule=topk;ratio=0.001;feedback=1;layer=1000x1";
+      const Status status = engine.Submit(std::move(request))->Wait(nccl::kLong);
+      EXPECT_TRUE(status.ok()) << status.ToString();
+      return values;
+    };
+    EXPECT_EQ(send(8.0f)[0], 8);
+    const std::vector<StateTensor> kept = engine.ExportState(0, 0, "kept");
+    EXPECT_EQ(kept.empty(), !leads);
+    engine.DropStates(0, 0);
+    EXPECT_TRUE(engine.ExportState(0, 0, "kept").empty());
+    // Of another rank, which has none, nothing is taken.
+    engine.ImportState(0, 0, "kept", kept);
+    const std::vector<float> after = send(8.0f);
+    EXPECT_EQ(after[0], 8);
+    EXPECT_EQ(after[1], 0);
+    engine.ReturnLast(0, 0);
+    EXPECT_EQ(send(0.0f)[0], 8);          // once more
+    EXPECT_EQ(send(0.0f)[1], 0.25f * 4);  // four steps of it have gathered
+    const Stats stats = engine.GetStats();
+    ASSERT_EQ(stats.tensors.size(), 1u);
+    EXPECT_EQ(stats.tensors[0].name, "kept");
+    EXPECT_EQ(stats.tensors[0].hosts_bytes_sent > 0, leads);
+    EXPECT_LT(stats.tensors[0].hosts_bytes_sent, 500);
+  });
+}
+
+TEST_F(HierarchicalEngineTest, ExactFactorsGoBetweenAllRanks) {
+  OnFourRanks([](int rank, Engine& engine) {
+    OneRow row(rank);
+    ASSERT_TRUE(engine.Submit(row.Make("f", "factor;wire=fp32;rows=1;layer=3x2:bias"))
+                    ->Wait(nccl::kLong)
+                    .ok());
+    EXPECT_FLOAT_EQ(row.weight[5], 10);
+    const Stats stats = engine.GetStats();
+    ASSERT_EQ(stats.tensors.size(), 1u);
+    EXPECT_EQ(stats.tensors[0].hosts_bytes_sent, 0);
   });
 }
 

@@ -1,0 +1,68 @@
+"""Between whom methods go: all ranks of a process set, or, where sums go from host to host
+(HOROVOD_HIERARCHICAL_ALLREDUCE), one rank of each host.
+
+A host's gradient is the sum inside it, or its part of the mean, so that a method sees a job with one rank
+per host. What it keeps between steps lies with the first rank of each host; the others have nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dad._lib import _core
+from dad.process_sets import ProcessSet
+
+Hosts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a state is, or was: of how many that exchange, on which of them, and whether they average."""
+
+    size: int
+    rank: int
+    average: bool
+
+
+@dataclass(frozen=True)
+class Circle:
+    """hosts: the ranks of each; empty where methods go between all ranks. rank: this one's in the set."""
+
+    num_ranks: int
+    rank: int
+    hosts: Hosts = ()
+    ranks: tuple[int, ...] = ()  # of the set, as the job counts them
+
+    @property
+    def size(self) -> int:
+        """How many take part in a method's exchange."""
+        return len(self.hosts) or self.num_ranks
+
+    @property
+    def keeps(self) -> bool:
+        """Whether this rank has what methods keep."""
+        return not self.hosts or any(host[0] == self.rank for host in self.hosts)
+
+    def name_of(self, member: int) -> str:
+        """Whom a member of the set has spoken for."""
+        rank = f"rank {self.ranks[member]}"
+        return f"the host of {rank}" if self.hosts else rank
+
+    def place(self, average: bool) -> Place:
+        """Of what this rank has, if it has anything."""
+        number = self.rank
+        if self.hosts:
+            number = next(i for i, host in enumerate(self.hosts) if self.rank in host)
+        return Place(self.size, number, average)
+
+
+def circle_of(process_set: ProcessSet) -> Circle:
+    hosts = _core.hosts() if process_set.process_set_id == 0 else []
+    ranks = tuple(process_set.ranks)
+    return Circle(process_set.size(), process_set.rank(), as_hosts(hosts), ranks)
+
+
+def as_hosts(hosts: Sequence[Sequence[int]]) -> Hosts:
+    """Also of what a checkpoint says."""
+    return tuple(tuple(host) for host in hosts)
