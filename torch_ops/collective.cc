@@ -1,5 +1,6 @@
 #include "collective.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <c10/core/StreamGuard.h>
 #include <pybind11/pybind11.h>
 
@@ -20,6 +21,7 @@ namespace py = pybind11;
 using dad::OpKind;
 using dad::Result;
 using dad::Status;
+using dad::StatusCode;
 
 namespace {
 
@@ -28,15 +30,23 @@ namespace {
 // came to it after different numbers of calls), start again at zero.
 class RunningNumbers {
  public:
-  std::string Next(const std::shared_ptr<dad::Engine>& engine, OpKind kind, int process_set,
-                   bool grouped) {
+  // Submits under the next number. A request that is refused on this rank leaves it to the next
+  // one: the other ranks know nothing of it.
+  std::shared_ptr<dad::Ticket> Submit(const std::shared_ptr<dad::Engine>& engine,
+                                      dad::Request request, std::string* name) {
     std::lock_guard lock(mutex_);
     if (engine_.lock() != engine) {
       engine_ = engine;
       next_.clear();
     }
-    std::string prefix = grouped ? "grouped_" : "";
-    return prefix + dad::Name(kind) + ".noname." + std::to_string(next_[{kind, process_set}]++);
+    int64_t& number = next_[{request.kind, request.process_set}];
+    request.name = std::string(request.tensors.size() > 1 ? "grouped_" : "") +
+                   dad::Name(request.kind) + ".noname." + std::to_string(number);
+    *name = request.name;
+    std::shared_ptr<dad::Ticket> ticket = engine->Submit(std::move(request));
+    const bool refused = ticket->Done() && ticket->Wait().code() == StatusCode::kInvalidArgument;
+    if (!refused) ++number;
+    return ticket;
   }
   void Restart(int process_set) {
     std::lock_guard lock(mutex_);
@@ -121,6 +131,11 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
       // Ctrl-C ends a wait, but not the request: it still writes its result.
       alive->push_back(outputs.back());
     } else {
+      if (at::has_internal_overlap(input) == at::MemOverlap::Yes) {
+        return Status::InvalidArgument(
+            "several elements of the tensor are one place in memory (expand()), which cannot be "
+            "written in place; clone() it first");
+      }
       const bool staged = dense.value().data_ptr() != input.data_ptr();
       if (staged) pending->copy_back_.emplace_back(input, outputs.size());
       outputs.push_back(staged ? dense.value() : input);
@@ -153,10 +168,11 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
   request.keep_alive = std::move(alive);
   SetReady(request);
   request.recurring = !collective.name.empty();
-  request.name = collective.name.empty()
-                     ? Numbers().Next(engine, collective.kind, collective.process_set,
-                                      collective.inputs.size() > 1)
-                     : std::move(collective.name);
+  if (!request.recurring) {
+    pending->ticket_ = Numbers().Submit(engine, std::move(request), &pending->name_);
+    return pending;
+  }
+  request.name = std::move(collective.name);
   pending->name_ = request.name;
   pending->ticket_ = engine->Submit(std::move(request));
   return pending;

@@ -76,30 +76,32 @@ void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
   Check(status);
 }
 
-// Submits a request that carries no tensor and waits for it.
+// Submits a request that carries no tensor and waits for it. One without a name gets a running
+// number, which one that is refused on this rank gives back: the others know nothing of it.
 int64_t RunBare(dad::Request request) {
+  static int64_t number = 0;
   std::shared_ptr<dad::Engine> engine = Running();
   std::shared_ptr<dad::Ticket> ticket;
   Status status;
+  const bool numbered = request.name.empty();
+  if (numbered) {
+    request.name = std::string(dad::Name(request.kind)) + ".noname." + std::to_string(++number);
+  }
   {
     py::gil_scoped_release release;
     ticket = engine->Submit(std::move(request));
     status = ticket->Wait();
   }
+  if (numbered && status.code() == dad::StatusCode::kInvalidArgument) --number;
   Check(status);
   return ticket->value();
-}
-
-std::string Numbered(const char* what) {
-  static int64_t number = 0;
-  return std::string(what) + ".noname." + std::to_string(++number);
 }
 
 dad::Request Bare(dad::OpKind kind, int process_set = 0, std::vector<int> ranks = {}) {
   dad::Request request;
   request.kind = kind;
   // Barriers of one process set are told apart by their order; so are changes of sets.
-  request.name = kind == dad::OpKind::kBarrier ? "barrier" : Numbered(dad::Name(kind));
+  if (kind == dad::OpKind::kBarrier) request.name = "barrier";
   request.recurring = kind == dad::OpKind::kBarrier;
   request.process_set = process_set;
   request.ranks = std::move(ranks);

@@ -484,6 +484,27 @@ def check_autograd_sees_writes_in_place():
     raises(RuntimeError, loss.backward, "modified by an inplace operation")
 
 
+def check_what_one_rank_is_refused_takes_no_number():
+    # Calls without a name are told apart by their number, which has to be the same on all ranks.
+    ones = torch.ones(6)
+    if hvd().rank() == 0:
+        for wrong in (
+            lambda: hvd().broadcast(ones, 99),
+            lambda: hvd().allreduce(ones.int(), op=hvd().Adasum),
+            lambda: hvd().grouped_allreduce([ones.int(), ones.int()], op=hvd().Adasum),
+            lambda: hvd().reducescatter(torch.tensor(1.0)),
+            lambda: hvd().add_process_set([0, 99]),
+            lambda: hvd().allreduce_(torch.ones(1, 4).expand(3, 4)),
+            lambda: hvd().broadcast_(torch.ones(1, 4).expand(3, 4), 0),
+        ):
+            raises(ValueError, wrong)
+    hvd().broadcast(ones, 0)
+    hvd().allreduce(ones)
+    hvd().grouped_allreduce([ones, ones])
+    hvd().reducescatter(ones)
+    hvd().remove_process_set(hvd().add_process_set([1]))
+
+
 def check_timeline():
     import json
     import tempfile
