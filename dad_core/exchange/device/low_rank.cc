@@ -181,18 +181,18 @@ class DeviceLowRankExchange final : public Exchange {
       }
       if (owner_sent_) state_->owner.Commit();
     }
+    Status written;
     if (step_.mine != nullptr) {
       if (step_.report != nullptr) {
         step_.report->replan = any_replan_;
         step_.report->not_finite = any_not_finite_;
         step_.report->effective = static_cast<double>(result_.k);
       }
-      const Status written = WriteOutput();
-      if (!written.ok()) return Refusal::Late(spec_, group_.rank, written);
+      written = Refusal::Late(spec_, group_.rank, WriteOutput());
     }
     DAD_RETURN_IF_ERROR(Record());
     Release();
-    return Status::Ok();
+    return written;
   }
 
   void Cancel() override { Release(); }

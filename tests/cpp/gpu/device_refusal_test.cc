@@ -109,6 +109,42 @@ TEST_F(DeviceRefusalTest, ALackOfDeviceMemoryIsAnErrorOnEveryRankAndTheNextStepW
   }
 }
 
+// Of seven ranks' factors together there is more than of a rank's own part.
+TEST_F(DeviceRefusalTest, MemoryThatIsLackingAfterAllHaveSentIsThatRanksOwnError) {
+  constexpr int kRanks = 7;
+  LayerJob<float> layer;
+  layer.out = 2000;
+  layer.in = 4;
+  layer.method = "low_rank;rank=2;combine=gather;layer=2000x4";
+  fake_gpu::SetLargestBlock(3, 1 << 16);
+  std::vector<std::string> errors(kRanks);
+  std::vector<std::vector<float>> second(kRanks);
+  DeviceJob job(kRanks, Wire::kStaged, {}, {}, Methods::kOnDevice);
+  job.Run([&](int rank) {
+    UserStream stream(rank);
+    for (int step = 0; step < 2; ++step) {
+      LayerStep<float> mine;
+      mine.dense = Normal<float>(2000 * 4, static_cast<uint32_t>(rank));
+      const DeviceEvent ready = stream.Record();
+      Request request = layer.RequestOf(mine, rank, ready.get());
+      request.keep_alive = ready;
+      auto ticket = job[rank].Submit(std::move(request));
+      const Status used = stream.Use(*ticket);
+      if (step == 0) {
+        errors[static_cast<size_t>(rank)] = used.ok() ? "" : used.message();
+        if (rank == 3) fake_gpu::SetLargestBlock(3, 1 << 30);
+      } else {
+        ASSERT_TRUE(used.ok()) << used.ToString();
+        second[static_cast<size_t>(rank)] = mine.output;
+      }
+    }
+  });
+  for (size_t rank = 0; rank < kRanks; ++rank) {
+    EXPECT_EQ(errors[rank], rank == 3 ? "\"layer\": rank 3: cudaMallocAsync: out of memory" : "");
+    ExpectSameBits(second[rank], second[0], "replicas");
+  }
+}
+
 TEST(RefusalTest, OnlyWholeOnesAreRead) {
   Refusal refusal;
   refusal.Note(3, "no");
