@@ -101,6 +101,12 @@ uint64_t StepOf(const tensorflow::OpKernelContext* context) {
 Call::Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done)
     : context_(context), done_(std::move(done)) {}
 
+void Call::UseStream(int device, void* stream) {
+  device_ = device;
+  stream_ = stream;
+  allocator_ = context_->device()->GetAllocator(tensorflow::AllocatorAttributes());
+}
+
 Result<Contribution> Call::Elementwise(int input) {
   Contribution contribution;
   tensorflow::TensorShape shape;
@@ -134,11 +140,21 @@ dad::OutputAllocator Call::Allocator(int first_output) {
   gathered_.resize(static_cast<size_t>(context_->num_outputs()));
   return [self = shared_from_this(), first_output](
              int index, dad::DType dtype, const dad::Shape& shape) -> Result<dad::TensorView> {
-    Result<Tensor> tensor = Allocate(dtype, shape);
+    Result<Tensor> tensor = self->NewTensor(dtype, shape);
     if (!tensor.ok()) return tensor.status();
     auto& place = self->gathered_[static_cast<size_t>(first_output + index)];
     place = std::move(tensor).value();
-    return ViewOf(*place);
+    dad::TensorView view = ViewOf(*place);
+    if (self->device_ < 0) return view;
+    // TensorFlow gives out memory again when the work that used it last is on its stream: that
+    // may be later than what the inputs waited for.
+    Result<dad::DeviceEvent> free = dad::RecordEvent(self->device_, self->stream_);
+    if (!free.ok()) return free.status();
+    self->allocated_.push_back(std::move(free).value());
+    view.device = dad::DeviceType::kCuda;
+    view.device_index = self->device_;
+    view.ready_event = self->allocated_.back().get();
+    return view;
   };
 }
 

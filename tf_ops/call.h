@@ -11,10 +11,12 @@
 #include <optional>
 #include <vector>
 
+#include "dad/device.h"
 #include "dad/engine.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
+#include "tensor_adapter.h"
 #include "tensorflow/core/framework/cancellation.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
@@ -29,10 +31,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // The tensors are on that device, made by what `stream` (a cudaStream_t) was given so far, and
   // the results are used by what it is given after `done`. Before anything else.
-  void UseStream(int device, void* stream) {
-    device_ = device;
-    stream_ = stream;
-  }
+  void UseStream(int device, void* stream);
 
   // Input number `input` with a result of its shape, which becomes output number `input`: in the
   // memory of the input where nobody else has it.
@@ -41,6 +40,10 @@ class Call : public std::enable_shared_from_this<Call> {
   dad::Result<dad::Contribution> Gathered(int input);
   // For request.allocate: tensor i of the request becomes output number `first_output` + i.
   dad::OutputAllocator Allocator(int first_output = 0);
+  // Memory where the call's tensors are.
+  dad::Result<tensorflow::Tensor> NewTensor(dad::DType dtype, const dad::Shape& shape) const {
+    return Allocate(allocator_, dtype, shape);
+  }
   // Holds a tensor until the requests are done.
   void Hold(tensorflow::Tensor tensor) { held_.push_back(std::move(tensor)); }
 
@@ -71,6 +74,8 @@ class Call : public std::enable_shared_from_this<Call> {
   uint64_t step_ = 0;
   int device_ = -1;  // -1: the host
   void* stream_ = nullptr;
+  tensorflow::Allocator* allocator_ = tensorflow::cpu_allocator();
+  std::vector<dad::DeviceEvent> allocated_;  // of results on a device; by the worker
   std::atomic<bool> finished_{false};
   std::mutex mutex_;
   size_t num_open_ = 0;      // guarded by mutex_

@@ -2,7 +2,6 @@
 
 #include <string>
 
-#include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/types.h"
 
 namespace dad_tensorflow {
@@ -53,14 +52,15 @@ dad::TensorView ViewOf(const tensorflow::Tensor& tensor) {
   return view;
 }
 
-Result<tensorflow::Tensor> Allocate(DType dtype, const dad::Shape& shape) {
+Result<tensorflow::Tensor> Allocate(tensorflow::Allocator* allocator, DType dtype,
+                                    const dad::Shape& shape) {
   tensorflow::TensorShape dims;
   for (int64_t size : shape) {
     if (!dims.AddDimWithStatus(size).ok()) {
       return Status::InvalidArgument("a result of shape " + dad::ToString(shape) + " is too large");
     }
   }
-  tensorflow::Tensor tensor(tensorflow::cpu_allocator(), ToDataType(dtype), dims);
+  tensorflow::Tensor tensor(allocator, ToDataType(dtype), dims);
   if (!tensor.IsInitialized()) {
     return Status::InvalidArgument("no memory for a result of shape " + dad::ToString(shape));
   }

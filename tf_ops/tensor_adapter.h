@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
+#include "tensorflow/core/framework/allocator.h"
 #include "tensorflow/core/framework/tensor.h"
 #include "tensorflow/core/framework/types.pb.h"
 
@@ -16,7 +17,8 @@ tensorflow::DataType ToDataType(dad::DType dtype);
 dad::TensorView ViewOf(const tensorflow::Tensor& tensor);
 
 // Uninitialised memory. Safe on the worker thread, and needs no kernel context: that may be gone.
-dad::Result<tensorflow::Tensor> Allocate(dad::DType dtype, const dad::Shape& shape);
+dad::Result<tensorflow::Tensor> Allocate(tensorflow::Allocator* allocator, dad::DType dtype,
+                                         const dad::Shape& shape);
 
 // Misuse: INVALID_ARGUMENT; ranks disagree: FAILED_PRECONDITION; a rank is lost: UNKNOWN, for which
 // scripts that were written for Horovod look.

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from util import Results, check_names, launch
+from util import Results, check_names, imitate_hosts, launch
 
 # Few threads and no chatter: ranks share the cores of one machine.
 ENVIRONMENT = {
@@ -76,6 +76,7 @@ def run_checks(file: str, folder: str) -> None:
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     module: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    imitate_hosts()
     basics.init()
     only = os.environ.get("CHECKS", "").split(",")
     with (Path(folder) / f"{basics.rank()}.json").open("w", buffering=1) as out:

@@ -122,6 +122,33 @@ TEST(HierarchyDeviceTest, NcclInsideAHostAndOneRankOfEachAcross) {
   EXPECT_EQ(fake_gpu::LiveComms(), 0);
 }
 
+TEST(HierarchyDeviceTest, SquaresAreAddedUpBesideTheGradient) {
+  fake_gpu::Reset();
+  const std::vector<std::string> hosts{"a", "a", "b", "b"};
+  DeviceJob job(4, Wire::kNccl);
+  job.Run([&](int rank) {
+    auto made = Hierarchy::Make(job[rank], PlanHosts(hosts), nccl::kLong);
+    ASSERT_TRUE(made.ok()) << made.status().ToString();
+    UserStream stream(rank);
+    // The same on all ranks: as one sample of a host it would not pass the test.
+    DeviceValues gradient({2, -4}, stream), square({4, 16}, stream), result({0, 0}, stream);
+    Request request = gradient.AllReduce("v", ReduceOp::kAverage);
+    square.ready = result.ready = gradient.ready;
+    request.method = "sparse;rule=vgc;alpha=1.5;variance=row;coding=word;layer=2x1";
+    LayerInput layer;
+    layer.dense = gradient.View();
+    layer.dense_square = square.View();
+    layer.output = result.View();
+    request.tensors[0].layers = {layer};
+    request.tensors[0].input.data = request.tensors[0].output.data = nullptr;
+    auto ticket = made.value()->Submit(std::move(request));
+    const Status used = stream.Use(*ticket);
+    ASSERT_TRUE(used.ok()) << used.ToString();
+    EXPECT_EQ(result.data, (std::vector<float>{2, -4}));
+    EXPECT_EQ(square.data, (std::vector<float>{8, 32}));
+  });
+}
+
 TEST(HierarchyDeviceTest, WhatHostsDisagreeOnIsAnErrorForAllOfThem) {
   DeviceJob job(4, Wire::kStaged);
   job.Run([&](int rank) {
