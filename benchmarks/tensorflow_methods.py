@@ -29,6 +29,9 @@ import dad.torch as hvd
 METHODS = ("exact", "rank_dad:rank=4")
 WIDTHS = {"mlp": 1024, "bigfc": 4096}
 NUM_VARIABLES = 200
+# Of the layers of the model that has them: a step of the first is little but overhead, TensorFlow's own
+# among it; the second is what a model of so many variables is like (6.7 million parameters).
+LAYER_WIDTHS = (64, 256)
 LEARNING_RATE = 0.01
 
 
@@ -131,12 +134,12 @@ def methods(tf: Any, name: str, seconds: float) -> list[Row]:
     return rows
 
 
-def overhead(tf: Any, seconds: float) -> list[Row]:
-    """Of a model with many small variables."""
+def overhead(tf: Any, width: int, seconds: float) -> list[Row]:
+    """Of a model with many variables: layers of this width."""
     import dad.tensorflow as hvd_tf
 
     def deep(name: str) -> Any:
-        return perceptron(tf, [64] * (NUM_VARIABLES // 2 - 1), name)
+        return perceptron(tf, [width] * (NUM_VARIABLES // 2 - 1), f"{name}_{width}")
 
     model = deep("grouped")
     tensors = [tf.zeros(variable.shape) for variable in model.trainable_variables]
@@ -145,7 +148,7 @@ def overhead(tf: Any, seconds: float) -> list[Row]:
         "dense": tensorflow_step(tf, deep("dense"), "none"),
         "rank_dad": tensorflow_step(tf, deep("rank_dad"), "rank_dad:rank=4"),
         ONE_TENSOR: tensorflow_step(tf, deep("one_tensor"), ONE_TENSOR),
-        "grouped": lambda: hvd_tf.grouped_allreduce(tensors, name="grouped"),
+        "grouped": lambda: hvd_tf.grouped_allreduce(tensors, name=f"grouped_{width}"),
     }
     times = take_turns(contestants, seconds, even_time=True)
     local, grouped = times["local"].ms, times["grouped"].ms
@@ -153,6 +156,7 @@ def overhead(tf: Any, seconds: float) -> list[Row]:
         {
             "method": name,
             "variables": len(model.trainable_variables),
+            "width": width,
             "overhead": (times[name].ms - local - grouped) / times[name].ms,
             "ms": times[name].ms,
             "local ms": local,
@@ -167,7 +171,7 @@ def overhead(tf: Any, seconds: float) -> list[Row]:
 def work(parameters: dict[str, Any]) -> list[Row]:
     tf = quiet_tensorflow()
     if parameters["what"] == "overhead":
-        return overhead(tf, parameters["seconds"])
+        return [row for width in LAYER_WIDTHS for row in overhead(tf, width, parameters["seconds"])]
     rows: list[Row] = []
     for name in parameters["models"]:
         say(f"{name}: TensorFlow and torch")
@@ -188,7 +192,7 @@ def run(settings: Settings) -> Result:
     parameters = {"what": "methods", "models": models, "seconds": seconds}
     measure_on([Link("100mbit")], "tensorflow_methods", lambda link: parameters, result)
     print(result.text())
-    ops = Result("What the ops take of a step with many small variables")
+    ops = Result("What the ops take of a step with many variables")
     parameters = {"what": "overhead", "seconds": seconds / 3}
     measure_on([UNSHAPED], "tensorflow_methods", lambda link: parameters, ops)
     ops.left_out += result.left_out
