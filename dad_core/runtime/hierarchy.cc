@@ -11,138 +11,12 @@
 #include <string_view>
 #include <utility>
 
-#include "exchange/form_gradient.h"
-#include "exchange/method.h"
-#include "exchange/sparse_settings.h"
 #include "linalg/reduce.h"
+#include "runtime/host_pieces.h"
 #include "runtime/request_state.h"
 #include "util/aligned_buffer.h"
 
 namespace dad {
-namespace {
-
-Status Wrong(const Request& request, const std::string& why) {
-  return Status::InvalidArgument("\"" + request.name + "\": " + why);
-}
-
-// What is added up inside a host, and where the sum goes.
-struct Piece {
-  Piece(TensorView from, TensorView to, bool is_result = true)
-      : input(std::move(from)), output(std::move(to)), result(is_result) {
-    output.shape = input.shape;  // it may be that of the transposed
-  }
-  TensorView input;
-  TensorView output;
-  bool result;      // comes back from other hosts
-  int64_t out = 0;  // then as in × out, if this is not 0: it goes as out × in
-};
-
-// What a host's sum is made of where a rank has it in another form: a gradient that comes in rows,
-// one with a weight of its own, and the squares of the samples that a method looks at, which have
-// to be added up beside it.
-class Formed {
- public:
-  Status Form(const Request& request, const LayerShape& shape, const SparseSettings& sparse,
-              double scale, LayerInput& layer) {
-    LayerInput formed;
-    formed.output = layer.output;
-    formed.output_bias = layer.output_bias;
-    formed.transposed = layer.transposed;
-    formed.dense = New(layer.output, layer.output.dtype);
-    if (shape.bias) formed.dense_bias = New(layer.output_bias, layer.output_bias.dtype);
-    if (sparse.has_variance()) {
-      const DType wide = layer.output.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-      formed.dense_square = New(layer.output, wide);
-      if (shape.bias) formed.dense_bias_square = New(layer.output_bias, wide);
-    }
-    if (request.tensors[0].input.device != DeviceType::kCpu) {
-      return Wrong(request, "rows and weights on a device cannot be added up inside a host");
-    }
-    FormGradient(shape, layer, scale, sparse.by_sample,
-                 {formed.dense, formed.dense_bias, formed.dense_square, formed.dense_bias_square});
-    layer = std::move(formed);
-    return Status::Ok();
-  }
-
-  Status Weigh(const Request& request, Contribution& tensor) {
-    if (tensor.input.device != DeviceType::kCpu || !IsFloating(tensor.input.dtype)) {
-      return Wrong(request, "its weight on this rank cannot go into a host's sum");
-    }
-    const TensorView weighed = New(tensor.input, tensor.input.dtype);
-    const void* const from[] = {tensor.input.data};
-    ReduceInRankOrder(from, weighed.data, tensor.input.num_elements(), tensor.input.dtype,
-                      ReduceOp::kSum, tensor.scale, 1.0, 1);
-    tensor.input = weighed;
-    return Status::Ok();
-  }
-
- private:
-  TensorView New(const TensorView& like, DType dtype) {
-    TensorView view = like;
-    view.dtype = dtype;
-    view.data = memory_.emplace_back(view.num_bytes()).data();
-    return view;
-  }
-  std::deque<AlignedBuffer> memory_;
-};
-
-bool HasRows(const LayerInput& layer) {
-  return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr;
-}
-
-// A method's settings as far as they matter here; of others than sparse ones: nothing does.
-Result<SparseSettings> VarianceOf(const MethodText& method) {
-  if (method.name() == "sparse") return ParseSparseSettings(method);
-  SparseSettings none;
-  none.rule = SparseRule::kTopK;
-  return none;
-}
-
-// Leaves the request's layers with nothing but a dense part, and its squares.
-Result<std::vector<Piece>> PiecesOf(Request& request) {
-  if (request.kind != OpKind::kAllReduce || request.op == ReduceOp::kAdasum) {
-    return Wrong(request,
-                 "only reductions in which the order does not matter go from host to host");
-  }
-  if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
-  const Result<MethodText> method = MethodText::Parse(request.method);
-  if (!method.ok()) return Wrong(request, method.status().message());
-  const std::vector<LayerShape>& shapes = method.value().layers();
-  const Result<SparseSettings> sparse = VarianceOf(method.value());
-  if (!sparse.ok()) return Wrong(request, sparse.status().message());
-  std::shared_ptr<Formed> formed = std::make_shared<Formed>();
-  std::vector<Piece> pieces;
-  for (Contribution& tensor : request.tensors) {
-    if (tensor.layers.empty()) {
-      if (tensor.scale != 1.0) DAD_RETURN_IF_ERROR(formed->Weigh(request, tensor));
-      pieces.push_back({tensor.input, tensor.output});
-    }
-    const bool on_host = tensor.input.device == DeviceType::kCpu;
-    for (size_t l = 0; l < tensor.layers.size(); ++l) {
-      LayerInput& layer = tensor.layers[l];
-      if (shapes.size() != tensor.layers.size()) {
-        return Wrong(request, "its method does not say what its layers are");
-      }
-      // On a device the squares are those that were given.
-      const bool lacks_squares = sparse.value().has_variance() && on_host;
-      if (HasRows(layer) || tensor.scale != 1.0 || lacks_squares) {
-        DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], sparse.value(), tensor.scale, layer));
-      }
-      pieces.push_back({layer.dense, layer.output});
-      if (layer.transposed) pieces.back().out = shapes[l].out;
-      if (layer.dense_bias.data != nullptr) pieces.push_back({layer.dense_bias, layer.output_bias});
-      for (const TensorView& square : {layer.dense_square, layer.dense_bias_square}) {
-        if (square.data != nullptr) pieces.push_back({square, square, false});
-      }
-    }
-    tensor.scale = 1.0;
-  }
-  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<Formed>>;
-  request.keep_alive = std::make_shared<Both>(std::move(request.keep_alive), std::move(formed));
-  return pieces;
-}
-
-}  // namespace
 
 std::vector<int> HostPlan::Leaders() const {
   std::vector<int> leaders;
@@ -226,7 +100,7 @@ class Hierarchy::OpenClimbs {
 // absent. Because of that last step, a failure has to be told there, too.
 class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_this<Climb> {
  public:
-  Climb(const Hierarchy& hierarchy, Request request, std::vector<Piece> pieces)
+  Climb(const Hierarchy& hierarchy, Request request, std::vector<HostPiece> pieces)
       : engine_(hierarchy.engine_),
         plan_(hierarchy.plan_),
         host_(hierarchy.host_),
@@ -312,7 +186,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.recurring = request_.recurring;
     request.op = OpOfSteps();
     request.terms = Terms();
-    for (const Piece& piece : pieces_) {
+    for (const HostPiece& piece : pieces_) {
       if (kind == OpKind::kBroadcast && !piece.result) continue;
       Contribution tensor;
       tensor.input = kind == OpKind::kAllReduce ? piece.input : piece.output;
@@ -454,7 +328,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.terms = Terms();
     request.stream = request_.stream;
     request.recurring = false;
-    for (const Piece& piece : pieces_) {
+    for (const HostPiece& piece : pieces_) {
       if (!piece.result) continue;
       if (const char* why = NeedsLeaders(piece.output, scale)) {
         return End(Status::FailedPrecondition("\"" + request_.name +
@@ -594,7 +468,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   const int leader_set_;
   const bool leads_;
   Request request_;
-  const std::vector<Piece> pieces_;
+  const std::vector<HostPiece> pieces_;
   const std::vector<int64_t> none_;
 
   std::mutex mutex_;
@@ -664,14 +538,15 @@ std::string Hierarchy::NameOfRequest(const std::string& name_of_step) {
 }
 
 std::shared_ptr<Ticket> Hierarchy::Submit(Request request) {
-  Result<std::vector<Piece>> pieces = PiecesOf(request);
+  Result<std::vector<HostPiece>> pieces = HostPiecesOf(request);
   if (pieces.ok() && leader_set_ < 0) {
     // One host: the way up is all there is.
     return engine_.Submit(std::move(request));
   }
   const Status status = pieces.status();
-  const auto climb = std::make_shared<Climb>(
-      *this, std::move(request), pieces.ok() ? std::move(pieces).value() : std::vector<Piece>());
+  const auto climb =
+      std::make_shared<Climb>(*this, std::move(request),
+                              pieces.ok() ? std::move(pieces).value() : std::vector<HostPiece>());
   if (status.ok()) {
     climb->Start();
   } else {

@@ -1,0 +1,126 @@
+#include "runtime/host_pieces.h"
+
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "exchange/form_gradient.h"
+#include "exchange/method.h"
+#include "exchange/sparse_settings.h"
+#include "linalg/reduce.h"
+#include "util/aligned_buffer.h"
+
+namespace dad {
+namespace {
+
+Status Wrong(const Request& request, const std::string& why) {
+  return Status::InvalidArgument("\"" + request.name + "\": " + why);
+}
+
+// What a host's sum is made of where a rank has it in another form: a gradient that comes in rows,
+// one with a weight of its own, and the squares of the samples that a method looks at, which have
+// to be added up beside it.
+class Formed {
+ public:
+  Status Form(const Request& request, const LayerShape& shape, const SparseSettings& sparse,
+              double scale, LayerInput& layer) {
+    LayerInput formed;
+    formed.output = layer.output;
+    formed.output_bias = layer.output_bias;
+    formed.transposed = layer.transposed;
+    formed.dense = New(layer.output, layer.output.dtype);
+    if (shape.bias) formed.dense_bias = New(layer.output_bias, layer.output_bias.dtype);
+    if (sparse.has_variance()) {
+      const DType wide = layer.output.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+      formed.dense_square = New(layer.output, wide);
+      if (shape.bias) formed.dense_bias_square = New(layer.output_bias, wide);
+    }
+    if (request.tensors[0].input.device != DeviceType::kCpu) {
+      return Wrong(request, "rows and weights on a device cannot be added up inside a host");
+    }
+    FormGradient(shape, layer, scale, sparse.by_sample,
+                 {formed.dense, formed.dense_bias, formed.dense_square, formed.dense_bias_square});
+    layer = std::move(formed);
+    return Status::Ok();
+  }
+
+  Status Weigh(const Request& request, Contribution& tensor) {
+    if (tensor.input.device != DeviceType::kCpu || !IsFloating(tensor.input.dtype)) {
+      return Wrong(request, "its weight on this rank cannot go into a host's sum");
+    }
+    const TensorView weighed = New(tensor.input, tensor.input.dtype);
+    const void* const from[] = {tensor.input.data};
+    ReduceInRankOrder(from, weighed.data, tensor.input.num_elements(), tensor.input.dtype,
+                      ReduceOp::kSum, tensor.scale, 1.0, 1);
+    tensor.input = weighed;
+    return Status::Ok();
+  }
+
+ private:
+  TensorView New(const TensorView& like, DType dtype) {
+    TensorView view = like;
+    view.dtype = dtype;
+    view.data = memory_.emplace_back(view.num_bytes()).data();
+    return view;
+  }
+  std::deque<AlignedBuffer> memory_;
+};
+
+bool HasRows(const LayerInput& layer) {
+  return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr;
+}
+
+// A method's settings as far as they matter here; of others than sparse ones: nothing does.
+Result<SparseSettings> VarianceOf(const MethodText& method) {
+  if (method.name() == "sparse") return ParseSparseSettings(method);
+  SparseSettings none;
+  none.rule = SparseRule::kTopK;
+  return none;
+}
+
+}  // namespace
+
+Result<std::vector<HostPiece>> HostPiecesOf(Request& request) {
+  if (request.kind != OpKind::kAllReduce || request.op == ReduceOp::kAdasum) {
+    return Wrong(request,
+                 "only reductions in which the order does not matter go from host to host");
+  }
+  if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
+  const Result<MethodText> method = MethodText::Parse(request.method);
+  if (!method.ok()) return Wrong(request, method.status().message());
+  const std::vector<LayerShape>& shapes = method.value().layers();
+  const Result<SparseSettings> sparse = VarianceOf(method.value());
+  if (!sparse.ok()) return Wrong(request, sparse.status().message());
+  std::shared_ptr<Formed> formed = std::make_shared<Formed>();
+  std::vector<HostPiece> pieces;
+  for (Contribution& tensor : request.tensors) {
+    if (tensor.layers.empty()) {
+      if (tensor.scale != 1.0) DAD_RETURN_IF_ERROR(formed->Weigh(request, tensor));
+      pieces.push_back({tensor.input, tensor.output});
+    }
+    const bool on_host = tensor.input.device == DeviceType::kCpu;
+    for (size_t l = 0; l < tensor.layers.size(); ++l) {
+      LayerInput& layer = tensor.layers[l];
+      if (shapes.size() != tensor.layers.size()) {
+        return Wrong(request, "its method does not say what its layers are");
+      }
+      // On a device the squares are those that were given.
+      const bool lacks_squares = sparse.value().has_variance() && on_host;
+      if (HasRows(layer) || tensor.scale != 1.0 || lacks_squares) {
+        DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], sparse.value(), tensor.scale, layer));
+      }
+      pieces.push_back({layer.dense, layer.output});
+      if (layer.transposed) pieces.back().out = shapes[l].out;
+      if (layer.dense_bias.data != nullptr) pieces.push_back({layer.dense_bias, layer.output_bias});
+      for (const TensorView& square : {layer.dense_square, layer.dense_bias_square}) {
+        if (square.data != nullptr) pieces.push_back({square, square, false});
+      }
+    }
+    tensor.scale = 1.0;
+  }
+  using Both = std::pair<std::shared_ptr<void>, std::shared_ptr<Formed>>;
+  request.keep_alive = std::make_shared<Both>(std::move(request.keep_alive), std::move(formed));
+  return pieces;
+}
+
+}  // namespace dad
