@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <unistd.h>
 
+#include <mutex>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -67,6 +68,10 @@ struct Plugin {
 Result<Plugin> OpenOne(const Backend& backend, const std::string& plugin_dir) {
   const std::string file(backend.library);
   const std::string path = plugin_dir.empty() ? file : plugin_dir + "/" + file;
+  // One at a time: whoever finds it open has seen what its libraries set up when they were loaded.
+  // (The loader has a lock of its own, which the thread sanitizer does not know.)
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   // Local: its libraries must not serve symbols to anybody else, libtorch has a gloo too.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
