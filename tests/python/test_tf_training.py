@@ -11,6 +11,7 @@ from util import check_names
 
 keras = Lazy("keras")
 NUM_RANKS = 2
+SHARES_NO_OP = 600_000  # so many elements have an op of their own (OP_BYTES in gradients.py)
 
 results = launched_once(__file__, NUM_RANKS)
 
@@ -117,7 +118,7 @@ def check_statistics_compare_with_what_was_not_cast():
 
 
 def check_small_gradients_share_an_op():
-    variables = [tf.Variable(tf.fill([n], float(n))) for n in (3, 1 << 16, 5, 7, 1 << 13, 1 << 15)]
+    variables = [tf.Variable(tf.fill([n], float(n))) for n in (3, 1 << 20, 5, 7, 1 << 17, 1 << 19)]
 
     @tf.function
     def step():
@@ -167,7 +168,10 @@ def check_arguments_of_the_tape():
 
 def check_a_step_that_fails_updates_nothing():
     """One gradient is reduced long before ranks are found to disagree on the other."""
-    variables = [keras.Variable(np.ones(40000, np.float32)), keras.Variable(np.ones(40000 + hvd().rank()))]
+    variables = [
+        keras.Variable(np.ones(SHARES_NO_OP, np.float32)),
+        keras.Variable(np.ones(SHARES_NO_OP + hvd().rank())),
+    ]
     optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.5))
     optimizer.build(variables)
 
@@ -178,7 +182,7 @@ def check_a_step_that_fails_updates_nothing():
     @tf.function
     def step():
         slow = tf.py_function(late, [variables[1].value], tf.float32)
-        optimizer.apply([tf.ones(40000), tf.ensure_shape(slow, variables[1].shape)], variables)
+        optimizer.apply([tf.ones(SHARES_NO_OP), tf.ensure_shape(slow, variables[1].shape)], variables)
 
     raises(tf.errors.FailedPreconditionError, step, "shape")
     for variable in variables:

@@ -28,8 +28,9 @@ from dad.tensorflow.exchange import FLOATING, MethodExchange
 from dad.tensorflow.graph import is_eager, plain, sizes_as_numbers, wire_name
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
 
-# Of gradients that share an op: a hundredth of a second at 100 Mbit/s.
-OP_BYTES = 1 << 17
+# Of gradients that share an op: what the core puts into one batch unless it is told otherwise (fusion_bytes),
+# so that none waits for another that would not have gone with it anyway.
+OP_BYTES = 1 << 21
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
