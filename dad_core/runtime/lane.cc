@@ -91,7 +91,7 @@ void Lane::Submit(std::shared_ptr<RequestState> request) {
 }
 
 // By the schedule if it fits, else through negotiation.
-void Lane::Route(const std::shared_ptr<RequestState>& request) {
+void Lane::Route(std::shared_ptr<RequestState> request) {
   if (const Status* why = WhyGivenUp(*request)) {
     AskRecall({}, {});  // others may wait for it
     request->first_error = *why;
@@ -633,7 +633,7 @@ void Lane::RecallOtherKinds(const RequestKey& key) {
   }
 }
 
-void Lane::Done(const std::shared_ptr<RequestState>& request) {
+void Lane::Done(std::shared_ptr<RequestState> request) {
   Land(request->key);
   owner_->Completed(request);
 }

@@ -97,7 +97,8 @@ class Lane {
   size_t num_members() const { return ranks_.size(); }
   Group WholeGroup() const { return {member_, static_cast<int>(num_members()), {}}; }
 
-  void Route(const std::shared_ptr<RequestState>& request);
+  // By value, as in Done: what is handed over may be the very entry that is taken out on the way.
+  void Route(std::shared_ptr<RequestState> request);
   bool TrySchedule(const std::shared_ptr<RequestState>& request);
   void Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request);
   void Commit(uint32_t index);
@@ -125,7 +126,7 @@ class Lane {
   void TakeBack();
   const Status* WhyGivenUp(const RequestState& request) const;
   void RecallOtherKinds(const RequestKey& key);
-  void Done(const std::shared_ptr<RequestState>& request);
+  void Done(std::shared_ptr<RequestState> request);
   void Land(const RequestKey& key);
 
   const int id_;
