@@ -15,12 +15,15 @@ struct Executor::Batch {
   Group group;
   int round = 0;
   int num_rounds = 0;
-  std::vector<std::vector<Share>> shares;  // by round, by member
-  std::weak_ptr<SendPin> pin;              // alive while referenced bytes are on their way
-  bool finished = false;                   // only the pin is waited for
-  Status outcome;                          // of a batch that has finished
-  bool held = false;                       // a device is making the bytes of the round
-  std::vector<DeviceEvent> making;         // by part: what its bytes wait for
+  std::vector<std::vector<Share>> shares;    // by round, by member
+  std::weak_ptr<SendPin> pin;                // alive while referenced bytes are on their way
+  std::vector<std::pair<int, int>> offered;  // rounds and members whose bytes have their place
+  int writing = 0;          // messages that the transport writes there, of a batch that was left
+  bool taken_back = false;  // its requests go another way
+  bool finished = false;    // waits only until nobody uses its memory
+  Status outcome;           // of a batch that has finished
+  bool held = false;        // a device is making the bytes of the round
+  std::vector<DeviceEvent> making;  // by part: what its bytes wait for
   std::chrono::steady_clock::time_point round_started;
 
   // Whether `from` sends `to` a message in a round. An empty first one says "I agree".
@@ -118,7 +121,9 @@ void Executor::OfferDestinations(Batch& batch) {
     for (int m = 0; m < num_members_; ++m) {
       if (m == member_) continue;
       std::span<std::byte> memory = exchange.Destination(round, m);
-      if (!memory.empty()) wire_->OfferMemory(m, batch.id, round, memory);
+      if (memory.empty()) continue;
+      wire_->OfferMemory(m, batch.id, round, memory);
+      batch.offered.emplace_back(round, m);
     }
   }
 }
@@ -209,7 +214,10 @@ void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer pay
     return;
   }
   Batch& batch = *found->second;
-  if (Accept(batch, member, header, std::move(payload))) Advance(batch);
+  if (!Accept(batch, member, header, std::move(payload))) return;
+  if (!batch.finished) return Advance(batch);
+  if (batch.shares[header.round][member].in_place) --batch.writing;
+  ReleaseWhenUnused(batch);
 }
 
 bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
@@ -312,12 +320,23 @@ void Executor::Finish(Batch& batch) {
     }
     return wire_->RunOnDevice(std::move(task));
   }
-  ReleaseWhenSent(batch);
+  ReleaseWhenUnused(batch);
 }
 
-// The memory behind referenced bytes belongs to the user again when the request
-// is done, so they must have left. Mostly they have.
-void Executor::ReleaseWhenSent(Batch& batch) {
+// Ends a batch before its last round.
+void Executor::Leave(Batch& batch) {
+  batch.finished = true;
+  for (const auto& [round, member] : batch.offered) {
+    if (batch.shares[round][member].arrived) continue;
+    if (!wire_->TakeBackMemory(member, batch.id, round)) ++batch.writing;
+  }
+  ReleaseWhenUnused(batch);
+}
+
+// The memory behind bytes that are sent or received belongs to the user again when the request is
+// done, so they must have left, or come. Mostly they have.
+void Executor::ReleaseWhenUnused(Batch& batch) {
+  if (batch.writing > 0) return;
   if (std::shared_ptr<SendPin> pin = batch.pin.lock()) {
     pin->TellWhenReleased();
   } else {
@@ -327,9 +346,7 @@ void Executor::ReleaseWhenSent(Batch& batch) {
 
 void Executor::OnSent(uint64_t id) {
   auto found = running_.find(id);
-  if (found != running_.end() && found->second->finished && found->second->pin.expired()) {
-    Release(*found->second);
-  }
+  if (found != running_.end() && found->second->finished) ReleaseWhenUnused(*found->second);
 }
 
 void Executor::OnDevice(const DeviceOutcome& outcome) {
@@ -354,7 +371,12 @@ void Executor::Release(Batch& batch) {
   std::unique_ptr<Batch> owned = std::move(running_.at(batch.id));
   running_.erase(batch.id);
   for (BatchPart& part : owned->parts) {
-    if (part.request) EndPart(part, owned->outcome);
+    if (!part.request) continue;
+    if (!owned->taken_back) {
+      EndPart(part, owned->outcome);
+    } else if (--part.request->leaving == 0 && part.request->ended) {
+      done_(part.request);
+    }
   }
 }
 
@@ -409,16 +431,18 @@ std::vector<std::shared_ptr<RequestState>> Executor::Cancel(uint64_t id) {
   Batch& batch = *found->second;
   for (BatchPart& part : batch.parts) {
     part.exchange->Cancel();
-    requests.push_back(std::exchange(part.request, nullptr));
+    ++part.request->leaving;
+    requests.push_back(part.request);
   }
   // Nobody wants its bytes any more, but they may still be on their way.
-  batch.finished = true;
-  ReleaseWhenSent(batch);
+  batch.taken_back = true;
+  Leave(batch);
   return requests;
 }
 
 bool Executor::Carries(const std::shared_ptr<RequestState>& request) const {
   for (const auto& [id, batch] : running_) {
+    if (batch->taken_back) continue;
     for (const BatchPart& part : batch->parts) {
       if (part.request == request) return true;
     }
@@ -442,9 +466,21 @@ void Executor::MemberGone(int member, const Status& why) {
   }
   for (uint64_t id : stuck) {
     Batch& batch = *running_.at(id);
-    batch.finished = true;
     batch.outcome = why;
-    ReleaseWhenSent(batch);
+    Leave(batch);
+  }
+}
+
+void Executor::LeaveAll(const Status& why) {
+  early_.clear();
+  std::vector<uint64_t> ids;
+  for (const auto& [id, batch] : running_) ids.push_back(id);
+  for (uint64_t id : ids) {
+    Batch& batch = *running_.at(id);
+    const bool on_device = batch.parts[0].exchange->device_turn() != nullptr;
+    if (batch.finished && !on_device) continue;
+    batch.outcome = why;
+    batch.finished ? Release(batch) : Leave(batch);
   }
 }
 
@@ -453,6 +489,7 @@ void Executor::FailAll(const Status& why) {
   running_.clear();
   early_.clear();
   for (auto& [id, batch] : running) {
+    if (batch->taken_back) continue;
     for (BatchPart& part : batch->parts) {
       if (part.request) EndPart(part, why);
     }
@@ -462,11 +499,11 @@ void Executor::FailAll(const Status& why) {
 std::vector<bool> Executor::Awaited() const {
   std::vector<bool> awaited(num_members_, false);
   for (const auto& [id, batch] : running_) {
-    // Bytes that do not leave are held up by a peer, too; which one is not known here.
-    const bool leaving = batch->finished && !batch->pin.expired();
-    if (batch->finished && !leaving) continue;
+    // Bytes that do not leave, or come, are held up by a peer, too; which one is not known here.
+    const bool in_use = batch->finished && (batch->writing > 0 || !batch->pin.expired());
+    if (batch->finished && !in_use) continue;
     for (int m = 0; m < num_members_; ++m) {
-      if (m != member_ && (leaving || !batch->shares[batch->round][m].arrived)) awaited[m] = true;
+      if (m != member_ && (in_use || !batch->shares[batch->round][m].arrived)) awaited[m] = true;
     }
   }
   return awaited;

@@ -64,7 +64,8 @@ class Executor {
   // A batch that devices exchange is on the device, or has failed.
   void OnDevice(const DeviceOutcome& outcome);
 
-  // Takes back a batch of which no round was received; its requests are returned.
+  // Takes back a batch of which no round was received; its requests are returned. They must not end
+  // while they are `leaving`: `done` is told of one that has `ended` by then.
   std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
   // True while some batch in flight has a part of the request.
   bool Carries(const std::shared_ptr<RequestState>& request) const;
@@ -73,6 +74,10 @@ class Executor {
 
   // `member` will send nothing more: what cannot finish without it fails.
   void MemberGone(int member, const Status& why);
+  // All members leave what they have begun; some of it may be on its way yet.
+  void LeaveAll(const Status& why);
+  bool busy() const { return !running_.empty(); }
+  // When the transport is closed, and touches nobody's memory.
   void FailAll(const Status& why);
 
   // Members that some batch waits for.
@@ -111,8 +116,9 @@ class Executor {
   Status ReceiveRound(Batch& batch);
   Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
   void Finish(Batch& batch);
+  void Leave(Batch& batch);
+  void ReleaseWhenUnused(Batch& batch);
   void Release(Batch& batch);
-  void ReleaseWhenSent(Batch& batch);
   void EndPart(BatchPart& part, const Status& status);
 
   const int member_;

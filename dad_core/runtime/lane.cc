@@ -14,19 +14,6 @@
 namespace dad {
 namespace {
 
-// A batch that has been incomplete for this long, with nothing new coming in, is
-// not going to be completed. Users who wait are noticed at once; this is for those who do not.
-constexpr std::chrono::milliseconds kPatience{1000};
-
-// A tensor that was negotiated twice is worth a schedule. It is built where a step begins, else the
-// batches whose first tensors have gone already would wait for them; after so many steps of which
-// no beginning was seen, anywhere.
-constexpr int kWorthASchedule = 2;
-constexpr int kOverdue = 5;
-
-// A tensor whose shape has changed so often is negotiated from then on: each change costs a recall.
-constexpr int kRestless = 3;
-
 // A line of fewer bytes per second is what steps wait for, and a ring uses it best: connections to
 // several peers share it unevenly. Faster ones leave the work of the ranks to wait for, of which a
 // ring has more.
@@ -104,108 +91,6 @@ void Lane::Route(std::shared_ptr<RequestState> request) {
   unannounced_.push_back(request);
 }
 
-bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
-  if (!schedule_.has_value() || recall_ == Recall::kCounting) return false;
-  const auto cache_id = cache_.Find(request->key);
-  if (!cache_id.has_value() || !cache_.Get(*cache_id)->scheduled) return false;
-  Difference difference;
-  if (Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
-    // The others may send what this rank will not: they have to be told.
-    AskRecall({}, {*cache_id});
-    return false;
-  }
-  const std::span<const uint32_t> batches = schedule_->BatchesOf(*cache_id);
-  request->parts_left = 0;
-  for (uint32_t index : batches) {
-    ScheduledBatch& batch = schedule_->batches()[index];
-    for (const ScheduledPart& part : batch.parts) {
-      if (part.cache_id == *cache_id) ++request->parts_left;
-    }
-    if (batch.present.empty()) {
-      batch.first_present = Clock::now();
-      schedule_->incomplete().insert(index);
-    }
-    batch.present[*cache_id] = request;
-  }
-  // Parts are counted before any batch starts: one that ends at once must not end
-  // the request.
-  for (uint32_t index : batches) {
-    const ScheduledBatch& batch = schedule_->batches()[index];
-    if (batch.present.size() == batch.members.size()) {
-      Commit(index);
-    } else {
-      Prepare(batch, *cache_id, *request);
-    }
-  }
-  return true;
-}
-
-// While others are still to come: work that is done now need not be done when all wait for it.
-void Lane::Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request) {
-  for (const ScheduledPart& part : batch.parts) {
-    if (part.cache_id != cache_id) continue;
-    part.exchange->Prepare(InputOf(request, part.tensor), WholeGroup());
-  }
-}
-
-void Lane::Commit(uint32_t index) {
-  ScheduledBatch& batch = schedule_->batches()[index];
-  std::vector<BatchPart> parts;
-  parts.reserve(batch.parts.size());
-  for (const ScheduledPart& part : batch.parts) {
-    parts.push_back({part.exchange, batch.present.at(part.cache_id), part.tensor});
-  }
-  batch.present.clear();
-  schedule_->incomplete().erase(index);
-  under_way_ = true;
-  ++num_predicted_;
-  if (tuner_ && index == 0) {
-    if (auto fusion_bytes = tuner_->StepBegins(Clock::now())) Retune(*fusion_bytes);
-  }
-  executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
-                  std::move(parts), WholeGroup());
-}
-
-std::vector<uint32_t> Lane::MissingOf(const ScheduledBatch& batch) const {
-  std::vector<uint32_t> missing;
-  for (uint32_t id : batch.members) {
-    if (!batch.present.contains(id)) missing.push_back(id);
-  }
-  return missing;
-}
-
-void Lane::AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale) {
-  if (recall_ == Recall::kCounting) return;
-  recall_ = Recall::kWanted;
-  missing_.insert(missing_.end(), missing.begin(), missing.end());
-  stale_.insert(stale_.end(), stale.begin(), stale.end());
-}
-
-std::optional<Lane::Clock::time_point> Lane::PatienceEnds(const ScheduledBatch& batch) {
-  std::optional<Clock::time_point> ends;
-  for (const auto& [id, request] : batch.present) {
-    if (request->waited_for) return Clock::time_point();
-    if (request->polled) ends = batch.first_present + kPatience;
-  }
-  return ends;
-}
-
-// A user who waits for a tensor will not submit those that its batch lacks.
-void Lane::LosePatience() {
-  if (!schedule_.has_value() || recall_ != Recall::kNo) return;
-  for (uint32_t index : schedule_->incomplete()) {
-    const ScheduledBatch& batch = schedule_->batches()[index];
-    const auto ends = PatienceEnds(batch);
-    if (ends.has_value() && *ends <= Clock::now()) AskRecall(MissingOf(batch), {});
-  }
-}
-
-// The others take the size over when they build the next schedule.
-void Lane::Retune(int64_t fusion_bytes) {
-  wanted_fusion_bytes_ = fusion_bytes;
-  AskRecall({}, {});
-}
-
 void Lane::SetJoined(bool joined) {
   joined_ = joined;
   // A rank that has joined answers for tensors that it does not have: no schedule.
@@ -229,9 +114,14 @@ void Lane::OnMessage(int member, const MessageHeader& header, AlignedBuffer payl
 }
 
 void Lane::Pump() {
-  if (!closed_.ok()) return;
   LosePatience();
   for (;;) {
+    for (const auto& [member, why] : gone_) {
+      executor_.MemberGone(member, why);
+      // What it said before it left may be all that the others need.
+      if (closed_.ok() && !HasHeard(member)) Close(why);
+    }
+    if (!closed_.ok()) return;
     if (!spoken_) {
       const bool asked = heard_.contains(sequence_);
       const bool news = !unannounced_.empty() && Clock::now() >= GatherUntil();
@@ -251,8 +141,12 @@ void Lane::Pump() {
     ++sequence_;
     spoken_ = false;
     Conclude(std::move(messages));
-    if (!closed_.ok()) return;
   }
+}
+
+bool Lane::HasHeard(int member) const {
+  const auto round = heard_.find(sequence_);
+  return round != heard_.end() && round->second[static_cast<size_t>(member)].has_value();
 }
 
 std::optional<Lane::Clock::time_point> Lane::NextDeadline() const {
@@ -340,7 +234,7 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
     cache_.Remove(failed.key);
     const Status why = Status::FailedPrecondition(failed.message);
     const auto mine = in_flight_.find(failed.key);
-    if (mine == in_flight_.end()) continue;
+    if (mine == in_flight_.end() || executor_.Carries(mine->second)) continue;
     NoteGivenUp(mine->second->request.step, why);
     Fail(failed.key, why);
   }
@@ -387,94 +281,11 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
     all_missing_.insert(all_missing_.end(), message.missing.begin(), message.missing.end());
     all_stale_.insert(all_stale_.end(), message.stale.begin(), message.stale.end());
   }
-  // Also to take in what is new.
-  const bool outgrown = most_times_ >= kWorthASchedule && !negotiator_.any_joined() &&
-                        schedule_.has_value() && !schedule_->batches().empty();
-  if (outgrown || (recalled && schedule_.has_value())) {
+  if (IsOutgrown() || (recalled && schedule_.has_value())) {
     // From here to the count nobody commits: the next message of each rank says
     // how far it had come.
     recall_ = Recall::kCounting;
   }
-}
-
-// Every rank has said how often it committed to each batch. What all have sent
-// runs to its end; what only some have sent is taken back and negotiated.
-void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
-  std::vector<std::shared_ptr<RequestState>> again;
-  auto back = [&](const std::shared_ptr<RequestState>& request) {
-    if (std::find(again.begin(), again.end(), request) == again.end()) again.push_back(request);
-  };
-  std::vector<ScheduledBatch>& batches = schedule_->batches();
-  const uint32_t schedule = schedule_->id();
-  for (size_t i = 0; i < batches.size(); ++i) {
-    uint32_t least = batches[i].committed;
-    for (const NegotiationMessage& message : messages) {
-      if (message.committed.size() != batches.size()) {
-        return wire_->Fatal(member_, "ranks disagree on the schedule");
-      }
-      least = std::min(least, message.committed[i]);
-    }
-    for (const auto& [id, request] : batches[i].present) back(request);
-    if (least > 0) {
-      for (uint32_t id : batches[i].members) {
-        if (CacheEntry* entry = cache_.Get(id)) entry->strikes = 0;
-      }
-    }
-    if (batches[i].committed > least) {
-      for (const auto& request : executor_.Cancel(
-               ScheduledBatchId(schedule, static_cast<uint32_t>(i), batches[i].committed))) {
-        back(request);
-      }
-    }
-  }
-  executor_.DropEarly([schedule](uint64_t id) { return IsOfSchedule(id, schedule); });
-  std::sort(all_missing_.begin(), all_missing_.end());
-  all_missing_.erase(std::unique(all_missing_.begin(), all_missing_.end()), all_missing_.end());
-  for (uint32_t id : all_missing_) {
-    if (CacheEntry* entry = cache_.Get(id)) ++entry->strikes;
-  }
-  all_missing_.clear();
-  for (uint32_t id = 0; id < cache_.end_id(); ++id) {
-    if (CacheEntry* entry = cache_.Get(id)) entry->scheduled = false;
-  }
-  schedule_.reset();
-  recall_ = Recall::kNo;
-  // The rest of this step is negotiated; the next one begins with a new schedule.
-  ForgetTimes();
-  for (const auto& request : again) Route(request);
-}
-
-void Lane::ForgetTimes() {
-  most_times_ = 0;
-  for (uint32_t id = 0; id < cache_.end_id(); ++id) {
-    if (CacheEntry* entry = cache_.Get(id)) entry->times = 0;
-  }
-}
-
-void Lane::Note(const Decision& decision) {
-  for (const Decision::Ready& ready : decision.ready) {
-    const bool is_set =
-        ready.meta.kind == OpKind::kAddProcessSet || ready.meta.kind == OpKind::kRemoveProcessSet;
-    const auto changes = num_changes_.find(KeyOf(ready.meta));
-    const bool restless = changes != num_changes_.end() && changes->second >= kRestless;
-    if (!ready.meta.recurring || is_set || restless) continue;
-    most_times_ = std::max(most_times_, cache_.Note(ready.meta, ready.phase_key));
-  }
-}
-
-// The same on all ranks.
-bool Lane::IsTimeToSchedule(const std::vector<NegotiationMessage>& messages,
-                            const Decision& decision) const {
-  if (schedule_.has_value() || most_times_ < kWorthASchedule) return false;
-  if (negotiator_.any_joined() || decision.last_joined >= 0) return false;
-  return most_times_ >= kOverdue ||
-         std::all_of(messages.begin(), messages.end(),
-                     [](const NegotiationMessage& message) { return message.begins; });
-}
-
-bool Lane::IsScheduled(const RequestKey& key) const {
-  const auto id = cache_.Find(key);
-  return id.has_value() && cache_.Get(*id)->scheduled;
 }
 
 std::vector<int> Lane::AbsentRanks(const Decision::Ready& ready) const {
@@ -544,35 +355,13 @@ void Lane::Start(const Decision& decision, bool scheduled) {
   }
 }
 
-void Lane::BuildSchedule() {
-  Result<Schedule> built = Schedule::Build(next_schedule_++, cache_, fusion_bytes_, env_, ranks_);
-  if (!built.ok()) return wire_->Fatal(member_, built.status().message());
-  schedule_.emplace(std::move(built).value());
-  DAD_LOG(Debug) << "process set " << id_ << ": schedule " << schedule_->id() << " has "
-                 << schedule_->batches().size() << " batches";
-
-  ForgetTimes();
-
-  // What waits in the negotiation and is scheduled now comes by the schedule.
-  auto scheduled = [this](const RequestKey& key) { return IsScheduled(key); };
-  std::vector<std::shared_ptr<RequestState>> waiting;
-  for (const auto& [key, missing] : negotiator_.Waiting()) {
-    auto mine = in_flight_.find(key);
-    const bool announced_here = mine != in_flight_.end() &&
-                                std::find(missing.begin(), missing.end(),
-                                          ranks_[static_cast<size_t>(member_)]) == missing.end();
-    if (scheduled(key) && announced_here) waiting.push_back(mine->second);
-  }
-  negotiator_.Drop(scheduled);
-  waiting.insert(waiting.end(), unannounced_.begin(), unannounced_.end());
-  unannounced_.clear();
-  for (const auto& request : waiting) Route(request);
-}
-
 void Lane::Fail(const RequestKey& key, const Status& why) {
   auto found = in_flight_.find(key);
   if (found == in_flight_.end()) return;
   std::shared_ptr<RequestState> request = found->second;
+  // Nothing may speak for it any more.
+  std::erase(unannounced_, request);
+  if (schedule_.has_value() && schedule_->Forget(request)) AskRecall({}, {});
   request->first_error = why;
   Done(request);
 }
@@ -606,7 +395,7 @@ void Lane::TakeBack() {
     if (announced) withdrawn_.push_back(request->key);
     if (announced || std::erase(unannounced_, request) > 0) {
       Fail(request->key, why);
-    } else {
+    } else if (!request->ended) {
       AskRecall({}, {});  // it may be in a batch that others will not complete
     }
   }
@@ -620,20 +409,11 @@ const Status* Lane::WhyGivenUp(const RequestState& request) const {
   return nullptr;
 }
 
-// Ranks that have this name scheduled as another collective, which this one has not submitted, may
-// mean the same tensor: they find out in the negotiation.
-void Lane::RecallOtherKinds(const RequestKey& key) {
-  if (!schedule_.has_value()) return;
-  RequestKey other = key;
-  for (int kind = 0; kind < static_cast<int>(OpKind::kBarrier); ++kind) {
-    other.kind = static_cast<OpKind>(kind);
-    if (other.kind != key.kind && IsScheduled(other) && !in_flight_.contains(other)) {
-      return AskRecall({}, {});
-    }
-  }
-}
-
 void Lane::Done(std::shared_ptr<RequestState> request) {
+  if (request->leaving > 0) {  // the memory is not the user's yet
+    request->ended = true;
+    return;
+  }
   Land(request->key);
   owner_->Completed(request);
 }
@@ -643,12 +423,19 @@ void Lane::Land(const RequestKey& key) {
   if (in_flight_.empty()) under_way_ = false;
 }
 
-void Lane::MemberGone(int member, const Status& why) {
-  if (!closed_.ok()) return;
-  executor_.MemberGone(member, why);
+void Lane::MemberGone(int member, const Status& why) { gone_.emplace(member, why); }
+
+void Lane::Remove(const Status& why) {
+  executor_.LeaveAll(why);
+  Close(why);
+}
+
+// What is left in flight is either in a batch that can still finish, or waits for an agreement that
+// will not come.
+void Lane::Close(const Status& why) {
   closed_ = why;
-  // What is left in flight is either in a batch that can still finish, or waits
-  // for an agreement that will not come.
+  unannounced_.clear();
+  schedule_.reset();
   std::vector<std::shared_ptr<RequestState>> stuck;
   for (const auto& [key, request] : in_flight_) {
     if (!executor_.Carries(request)) stuck.push_back(request);
@@ -660,23 +447,20 @@ void Lane::MemberGone(int member, const Status& why) {
 }
 
 void Lane::FailAll(const Status& why) {
-  closed_ = why;
+  Close(why);
   executor_.FailAll(why);
   auto in_flight = std::move(in_flight_);
   in_flight_.clear();
   for (const auto& [key, request] : in_flight) {
-    request->first_error = why;
+    if (request->first_error.ok()) request->first_error = why;
     owner_->Completed(request);
   }
 }
 
 std::vector<bool> Lane::Awaited() const {
   std::vector<bool> awaited = executor_.Awaited();
-  auto round = heard_.find(sequence_);
-  if (spoken_ && round != heard_.end()) {
-    for (size_t m = 0; m < num_members(); ++m) {
-      if (!round->second[m].has_value()) awaited[m] = true;
-    }
+  for (size_t m = 0; closed_.ok() && spoken_ && m < num_members(); ++m) {
+    if (!HasHeard(static_cast<int>(m))) awaited[m] = true;
   }
   for (const auto& [key, missing] : negotiator_.Waiting()) {
     if (!in_flight_.contains(key)) continue;

@@ -72,12 +72,16 @@ class Lane {
   // When Pump wants to be called again though nothing has happened.
   std::optional<Clock::time_point> NextDeadline() const;
 
-  // `member` has shut down: what needs it fails, now and from now on.
+  // `member` has shut down: what needs more of it than it has sent fails, with the next Pump and
+  // from then on.
   void MemberGone(int member, const Status& why);
+  // All members have agreed that the set is no more. It is gone when its executor is not busy.
+  void Remove(const Status& why);
+  // When the transport is closed.
   void FailAll(const Status& why);
 
   const Status& closed() const { return closed_; }
-  bool busy() const { return !in_flight_.empty() || joined_ || spoken_; }
+  bool busy() const { return !in_flight_.empty() || (closed_.ok() && (joined_ || spoken_)); }
 
   // Members that something here waits for.
   std::vector<bool> Awaited() const;
@@ -99,35 +103,40 @@ class Lane {
 
   // By value, as in Done: what is handed over may be the very entry that is taken out on the way.
   void Route(std::shared_ptr<RequestState> request);
-  bool TrySchedule(const std::shared_ptr<RequestState>& request);
-  void Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request);
-  void Commit(uint32_t index);
-  void AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale);
-  std::vector<uint32_t> MissingOf(const ScheduledBatch& batch) const;
-  static std::optional<Clock::time_point> PatienceEnds(const ScheduledBatch& batch);
-  void LosePatience();
-  void Retune(int64_t fusion_bytes);
   Clock::time_point GatherUntil() const;
   void Speak();
+  bool HasHeard(int member) const;  // of the open negotiation
   NegotiationMessage Compose();
   void Conclude(std::vector<NegotiationMessage> messages);
-  void FinishRecall(const std::vector<NegotiationMessage>& messages);
-  void Note(const Decision& decision);
-  bool IsTimeToSchedule(const std::vector<NegotiationMessage>& messages,
-                        const Decision& decision) const;
-  bool IsScheduled(const RequestKey& key) const;
   void Start(const Decision& decision, bool scheduled);
   bool JoinedAnew() const;
   std::vector<int> AbsentRanks(const Decision::Ready& ready) const;
-  void BuildSchedule();
-  void ForgetTimes();
   void Fail(const RequestKey& key, const Status& why);
   void NoteGivenUp(uint64_t step, const Status& why);
   void TakeBack();
   const Status* WhyGivenUp(const RequestState& request) const;
-  void RecallOtherKinds(const RequestKey& key);
   void Done(std::shared_ptr<RequestState> request);
+  void Close(const Status& why);
   void Land(const RequestKey& key);
+
+  // lane_schedule.cc
+  void Note(const Decision& decision);
+  bool IsTimeToSchedule(const std::vector<NegotiationMessage>& messages,
+                        const Decision& decision) const;
+  bool IsScheduled(const RequestKey& key) const;
+  void BuildSchedule();
+  bool IsOutgrown() const;
+  void ForgetTimes();
+  bool TrySchedule(const std::shared_ptr<RequestState>& request);
+  void Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request);
+  void Commit(uint32_t index);
+  void Retune(int64_t fusion_bytes);
+  std::vector<uint32_t> MissingOf(const ScheduledBatch& batch) const;
+  static std::optional<Clock::time_point> PatienceEnds(const ScheduledBatch& batch);
+  void LosePatience();
+  void RecallOtherKinds(const RequestKey& key);
+  void AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale);
+  void FinishRecall(const std::vector<NegotiationMessage>& messages);
 
   const int id_;
   const std::vector<int> ranks_;
@@ -170,8 +179,9 @@ class Lane {
 
   bool joined_ = false;
   bool joined_said_ = false;
-  uint32_t joins_said_ = 0;  // how many were over then
-  Status closed_;            // not OK: a member has gone
+  uint32_t joins_said_ = 0;     // how many were over then
+  std::map<int, Status> gone_;  // members that have shut down
+  Status closed_;               // not OK: the lane takes nothing more
 };
 
 }  // namespace dad

@@ -30,6 +30,12 @@ class ReceiveTable {
     return memory;
   }
 
+  // False: a message is being written there, or has been; it is delivered in any case.
+  bool TakeBack(int peer, uint16_t lane, uint64_t batch, int round) {
+    std::lock_guard lock(mutex_);
+    return offers_.erase({peer, lane, batch, round}) > 0;
+  }
+
   void Clear() {
     std::lock_guard lock(mutex_);
     offers_.clear();

@@ -61,6 +61,8 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   // Worker only.
   int parts_left = 0;  // slices still in flight
   Status first_error;  // of a part
+  int leaving = 0;     // parts that were taken back, but whose bytes are still on their way
+  bool ended = false;  // it is done as soon as they have left
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
   int64_t device_bytes = 0;  // given to the device collectives

@@ -152,6 +152,18 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
   return schedule;
 }
 
+bool Schedule::Forget(const std::shared_ptr<RequestState>& request) {
+  bool found = false;
+  for (uint32_t index = 0; index < batches_.size(); ++index) {
+    auto& present = batches_[index].present;
+    const auto is_it = [&](const auto& entry) { return entry.second == request; };
+    if (std::erase_if(present, is_it) == 0) continue;
+    found = true;
+    if (present.empty()) incomplete_.erase(index);
+  }
+  return found;
+}
+
 std::span<const uint32_t> Schedule::BatchesOf(uint32_t cache_id) const {
   auto found = batches_of_.find(cache_id);
   if (found == batches_of_.end()) return {};

@@ -45,6 +45,8 @@ class WireOut {
                     std::shared_ptr<void> keep) = 0;
   // Lets the transport write a message straight to `memory`.
   virtual void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) = 0;
+  // Takes an offer back. False: its message is being written, and will come.
+  virtual bool TakeBackMemory(int member, uint64_t batch, int round) = 0;
   virtual std::shared_ptr<SendPin> MakePin(uint64_t batch) = 0;
   // The ranks agree on a batch that devices exchange; OnDevice tells what became of it.
   virtual void RunOnDevice(DeviceTask task) = 0;

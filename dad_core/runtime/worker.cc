@@ -21,6 +21,8 @@ constexpr std::chrono::milliseconds kAbortFlush{500};
 // Between two looks at copies from a device.
 constexpr std::chrono::microseconds kStagingLook{100};
 
+Status ShutDown() { return Status::Aborted("the engine has been shut down"); }
+
 std::chrono::milliseconds Millis(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
 }
@@ -43,6 +45,9 @@ class Worker::LaneWire final : public WireOut {
   }
   void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) override {
     worker_->receive_table_.Offer(RankOf(member), lane_, batch, round, memory);
+  }
+  bool TakeBackMemory(int member, uint64_t batch, int round) override {
+    return worker_->receive_table_.TakeBack(RankOf(member), lane_, batch, round);
   }
   std::shared_ptr<SendPin> MakePin(uint64_t batch) override {
     return std::make_shared<SendPin>(worker_->inbox_, lane_, batch);
@@ -83,10 +88,7 @@ Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, Cpu
 Worker::~Worker() {
   inbox_->Post(ShutdownEvent{});
   thread_.join();
-  // Before the connections: members of a group leave it together.
-  for (auto& [id, slot] : lanes_) slot.device.reset();
   transport_->SetSink(nullptr);
-  transport_->Close();
 }
 
 std::vector<int> Worker::ProcessSetRanks(int id) const {
@@ -114,23 +116,41 @@ void Worker::Run() {
   for (;;) {
     inbox_->Take(NextDeadline(), events);
     for (Event& event : events) Handle(event);
-    if (stager_.busy()) TakeStaged();
-    if (!aborted_) SendHeld();
-    PumpLanes();
-    for (int id : std::exchange(removed_, {})) lanes_.erase(id);
+    if (!aborted_ && !shutting_down_) {
+      if (stager_.busy()) TakeStaged();
+      SendHeld();
+      PumpLanes();
+    }
+    DropRemoved();
     const Clock::time_point now = Clock::now();
     CheckTimers(now);
     if (abort_wanted_ && !aborted_) DoAbort();
     if (shutting_down_ && ShutdownDone(now)) break;
   }
-  // What was posted while we left gets an answer, too.
-  inbox_->Take(Clock::now(), events);
-  for (Event& event : events) Handle(event);
+  // Before the connections: members of a group leave it together.
+  for (auto& [id, slot] : lanes_) slot.device.reset();
+  // Before the requests end: until then messages that are on their way use their memory.
+  transport_->Close();
+  FailAll(ShutDown());
+  // What was posted while we left gets an answer, too, and so does what that leads to.
+  do {
+    inbox_->Take(Clock::now(), events);
+    for (Event& event : events) Handle(event);
+  } while (!events.empty());
 }
 
 void Worker::PumpLanes() {
-  if (aborted_) return;
   for (auto& [id, slot] : lanes_) slot.lane->Pump();
+  const Status& closed = FindLane(0)->closed();
+  if (join_ && !closed.ok()) std::exchange(join_, nullptr)->Complete(closed);
+}
+
+void Worker::DropRemoved() {
+  std::erase_if(removed_, [this](int id) {
+    const bool unused = !FindLane(id)->executor().busy();
+    if (unused) lanes_.erase(id);
+    return unused;
+  });
 }
 
 void Worker::Handle(Event& event) {
@@ -153,7 +173,7 @@ void Worker::Handle(Event& event) {
 
 void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (aborted_) return request->Complete(health());
-  if (shutting_down_) return request->Complete(Status::Aborted("the engine has been shut down"));
+  if (shutting_down_) return request->Complete(ShutDown());
   if (request->meta.kind == OpKind::kJoin) {
     if (!stager_.busy()) return HandleJoin(request);
     // What was submitted before it comes before it.
@@ -280,7 +300,7 @@ void Worker::HandleMessage(MessageEvent& message) {
   switch (header.kind) {
     case MessageKind::kNegotiate:
     case MessageKind::kData: {
-      if (aborted_) return;
+      if (aborted_ || shutting_down_) return;
       Lane* lane = FindLane(header.lane);
       if (lane == nullptr) {
         // A peer that agreed on a new process set before we did, or the last words
@@ -311,8 +331,6 @@ void Worker::HandleMessage(MessageEvent& message) {
 
 void Worker::PeerSaidGoodbye(int peer) {
   if (!peers_.Alive(peer)) return;
-  // What it said before may be all that a join() here waits for.
-  PumpLanes();
   if (!shutting_down_) SendControl(peer, MessageKind::kGoodbye);
   peers_.Set(peer, Peers::State::kGone);
   const Status why = Status::Aborted("rank " + std::to_string(peer) +
@@ -322,7 +340,6 @@ void Worker::PeerSaidGoodbye(int peer) {
     const int member = slot.lane->MemberOf(peer);
     if (member >= 0) slot.lane->MemberGone(member, why);
   }
-  if (join_) std::exchange(join_, nullptr)->Complete(why);
 }
 
 void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
@@ -334,7 +351,7 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 }
 
 void Worker::CheckTimers(Clock::time_point now) {
-  if (aborted_) return;
+  if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
     const Peers::Verdict verdict = peers_.Check(Awaited(), now);
     for (int peer : verdict.ping) SendControl(peer, MessageKind::kPing);
@@ -466,8 +483,8 @@ void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<Re
         status = Status::InvalidArgument("there is no process set " + std::to_string(id));
       }
     }
-    if (Lane* lane = FindLane(id)) {
-      lane->FailAll(
+    if (Lane* lane = status.ok() ? FindLane(id) : nullptr) {
+      lane->Remove(
           Status::InvalidArgument("process set " + std::to_string(id) + " has been removed"));
       removed_.push_back(id);  // not now: it may be the one that calls us
     }
@@ -532,14 +549,15 @@ void Worker::FailAll(const Status& status) {
 
 void Worker::BeginShutdown() {
   shutting_down_ = true;
-  const Status status = Status::Aborted("the engine has been shut down");
   if (!aborted_) {
     for (int peer = 0; peer < transport_->size(); ++peer) {
       if (peers_.Alive(peer)) SendControl(peer, MessageKind::kGoodbye);
     }
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
-  FailAll(status);
+  for (auto& [id, slot] : lanes_) {
+    if (slot.device) slot.device->Stop();
+  }
 }
 
 bool Worker::ShutdownDone(Clock::time_point now) const {

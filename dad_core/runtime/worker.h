@@ -69,6 +69,7 @@ class Worker final : public MessageSink, private LaneOwner {
   // All below: the worker's thread.
   void Run();
   void PumpLanes();
+  void DropRemoved();
   void Handle(Event& event);
   void HandleSubmit(const std::shared_ptr<RequestState>& request);
   void HandleMessage(MessageEvent& message);
@@ -123,7 +124,7 @@ class Worker final : public MessageSink, private LaneOwner {
   StateStore states_;  // before the lanes, whose exchanges use it
   std::map<int, LaneSlot> lanes_;
   std::map<int, std::vector<MessageEvent>> unborn_;  // messages of process sets still to come
-  std::vector<int> removed_;  // process sets to be dropped when no lane is at work
+  std::vector<int> removed_;  // process sets to be dropped when nobody uses their memory
   int next_process_set_ = 1;
   Peers peers_;
   StallWatch stall_watch_;

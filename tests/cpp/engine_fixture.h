@@ -17,13 +17,19 @@ namespace dad {
 
 class Job {
  public:
-  explicit Job(int size, Options options = {}, std::vector<std::vector<int>> sets = {})
+  using Wrap = std::function<std::unique_ptr<Transport>(std::unique_ptr<Transport>)>;
+
+  // `wrap`: what the engines get of their transports; null: these.
+  explicit Job(int size, Options options = {}, std::vector<std::vector<int>> sets = {},
+               const Wrap& wrap = nullptr)
       : network_(size), engines_(static_cast<size_t>(size)) {
     Run([&](int rank) {
       World world;
       world.rank = rank;
       world.size = size;
-      auto engine = Engine::CreateOn(network_.Connect(rank), world, options, sets);
+      std::unique_ptr<Transport> transport = network_.Connect(rank);
+      if (wrap) transport = wrap(std::move(transport));
+      auto engine = Engine::CreateOn(std::move(transport), world, options, sets);
       ASSERT_TRUE(engine.ok()) << engine.status().ToString();
       engines_[static_cast<size_t>(rank)] = std::move(engine).value();
     });
