@@ -25,7 +25,8 @@ std::unique_ptr<Pending> Run(Collective collective) {
 }
 
 std::vector<at::Tensor> Reduce(OpKind kind, at::TensorList tensors, c10::string_view name,
-                               int64_t op, double prescale, double postscale, int64_t process_set) {
+                               int64_t op, double prescale, double postscale, int64_t process_set,
+                               c10::IntArrayRef uncompressed_bytes = {}) {
   Collective collective;
   collective.kind = kind;
   collective.inputs = tensors.vec();
@@ -34,12 +35,21 @@ std::vector<at::Tensor> Reduce(OpKind kind, at::TensorList tensors, c10::string_
   collective.prescale = prescale;
   collective.postscale = postscale;
   collective.process_set = static_cast<int>(process_set);
+  collective.uncompressed_bytes = uncompressed_bytes.vec();
   return Run(std::move(collective))->results();
 }
 
+// `uncompressed_bytes`: of each tensor as the user has it.
 std::vector<at::Tensor> AllReduce(at::TensorList tensors, c10::string_view name, int64_t op,
-                                  double prescale, double postscale, int64_t process_set) {
-  return Reduce(OpKind::kAllReduce, tensors, name, op, prescale, postscale, process_set);
+                                  double prescale, double postscale, int64_t process_set,
+                                  c10::IntArrayRef uncompressed_bytes) {
+  return Reduce(OpKind::kAllReduce, tensors, name, op, prescale, postscale, process_set,
+                uncompressed_bytes);
+}
+
+std::vector<at::Tensor> Mean(at::TensorList tensors, int64_t process_set) {
+  return AllReduce(tensors, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0, process_set,
+                   {});
 }
 
 std::vector<at::Tensor> ReduceScatter(at::TensorList tensors, c10::string_view name, int64_t op,
@@ -105,8 +115,7 @@ std::vector<int64_t> RowsBefore(c10::IntArrayRef rows, int64_t process_set) {
 // The mean over ranks of the gradients, of which each takes the rows it had put in.
 std::vector<at::Tensor> AllGatherBackward(at::TensorList grads, c10::IntArrayRef rows,
                                           int64_t process_set) {
-  auto means =
-      AllReduce(grads, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0, process_set);
+  auto means = Mean(grads, process_set);
   const auto before = RowsBefore(rows, process_set);
   for (size_t i = 0; i < means.size(); ++i) {
     means[i] = means[i].narrow(0, before[i], rows[i]).clone();
@@ -132,8 +141,7 @@ std::vector<at::Tensor> ReduceScatterBackward(at::TensorList grads, c10::IntArra
 
 // The mean over ranks on the root, which alone had an influence; zeros elsewhere.
 at::Tensor BroadcastBackward(const at::Tensor& grad, int64_t root_rank, int64_t process_set) {
-  auto mean =
-      AllReduce({grad}, "", static_cast<int64_t>(ReduceOp::kAverage), 1.0, 1.0, process_set)[0];
+  auto mean = Mean({grad}, process_set)[0];
   if (Running()->world().rank != root_rank) mean.zero_();
   return mean;
 }
@@ -147,7 +155,7 @@ at::Tensor AllToAllBackward(const at::Tensor& grad, const at::Tensor& received_s
 TORCH_LIBRARY(dad, m) {
   m.def(
       "allreduce(Tensor[] tensors, str name, int op, float prescale, float postscale, "
-      "int process_set) -> Tensor[]");
+      "int process_set, SymInt[] uncompressed_bytes) -> Tensor[]");
   m.def(
       "reducescatter(Tensor[] tensors, str name, int op, float prescale, float postscale, "
       "int process_set) -> Tensor[]");

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import os
 import threading
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from dad import process_sets as _process_sets
+from dad import report
 from dad._lib import _core
 from dad.process_sets import ProcessSet
 
@@ -53,6 +53,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _core.init(world, [s.ranks for s in sets])
         _process_sets.attach(sets, size)
         _register_exit()
+        report.write_when_stopped()
 
 
 def _check_comm(comm: Any, size: int) -> None:
@@ -84,28 +85,8 @@ def shutdown() -> None:
     with _lock:
         if not _core.is_initialized():
             return
-        _write_report()
+        report.write()
         _core.shutdown()
-
-
-def _write_report() -> None:
-    """DAD_REPORT=FILE: every rank adds a line of JSON with its statistics."""
-    path = os.environ.get("DAD_REPORT")
-    if not path:
-        return
-    line = json.dumps({"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}) + "\n"
-    # One write() in append mode: lines of ranks that end together do not mix.
-    try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
-    except OSError as error:
-        from dad.log import log
-
-        # The others still wait for our goodbye.
-        log.error("DAD_REPORT=%s could not be written: %s", path, error.strerror)
 
 
 def is_initialized() -> bool:

@@ -282,6 +282,31 @@ def test_signal_to_the_launcher_leaves_nothing_behind(number, code):
     assert marked_processes(mark) == []
 
 
+def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path):
+    script = (
+        "import os, signal, time\n"
+        "from dad import basics\n"
+        "basics.init()\n"
+        "child = os.fork()\n"
+        "if child == 0: time.sleep(600)\n"
+        "os.kill(child, signal.SIGTERM)\n"  # the report is not its business
+        "assert os.waitpid(child, 0)[1] == signal.SIGTERM\n"
+        "print('up', flush=True)\n"
+        "time.sleep(600)"
+    )
+    report = tmp_path / "report"
+    report.write_text("of another job\n")
+    job = start_dadrun("-np", "2", "--report", str(report), sys.executable, "-c", script)
+    for _ in range(2):
+        assert "up" in job.stdout.readline()
+    job.send_signal(signal.SIGINT)
+    assert job.wait(60) == 130
+    assert f"dadrun: {report} has the report of 2 ranks, up to their end\n" in job.stderr.read()
+    ranks = [json.loads(line) for line in report.read_text().splitlines()[1:]]
+    assert sorted((rank["rank"], rank["ended_by"]) for rank in ranks) == [(0, "SIGTERM"), (1, "SIGTERM")]
+    assert all("wire_bytes_sent" in rank["stats"] for rank in ranks)
+
+
 def test_second_ctrl_c_kills_at_once():
     mark = f"mark-{os.getpid()}-twice"
     script = (

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+import dad
 from util import check_names, hvd, launched_once
 
 try:
@@ -314,12 +315,24 @@ def check_local_misuse_is_a_value_error_before_anything_is_sent():
     raises(ValueError, lambda: hvd().allreduce(x, compression=object()), "compress")
     raises(ValueError, lambda: hvd().allreduce(x, compression=hvd().Compression.rank_dad), "rank_dad")
     raises(ValueError, lambda: hvd().broadcast(x, root_rank=99), "99")
+    for call in (hvd().allreduce, hvd().allreduce_async, hvd().allgather, hvd().alltoall):
+        raises(ValueError, lambda call=call: call([1.0, 2.0]), "torch.Tensor", "list")
+    raises(ValueError, lambda: hvd().broadcast(x.numpy(), root_rank=0), "torch.Tensor", "ndarray")
     handle = hvd().allreduce_async(x, name="once")
     hvd().synchronize(handle)
     raises(ValueError, lambda: hvd().synchronize(handle), "handle")
     raises(ValueError, lambda: hvd().poll(handle), "handle")
     with pytest.warns(DeprecationWarning):
         assert hvd().allreduce(x, average=False).tolist() == [3.0, 3.0]
+
+
+def check_what_casts_save_is_counted():
+    for compression, saved in ((hvd().Compression.none, 1), (hvd().Compression.fp16, 2)):
+        dad.reset_stats()
+        hvd().allreduce(torch.ones(3000), compression=compression)
+        stats = dad.stats()
+        assert stats["dense_bytes"] == 2 * 2 * 3000 * 4 // 3, stats
+        assert 0.9 * saved < stats["ratio"] < 1.1 * saved, stats
 
 
 def check_a_name_twice_in_flight_is_an_error():

@@ -46,12 +46,30 @@ def _run(args: argparse.Namespace) -> int:
         from dad.runner.doctor import examine
 
         return examine(_hosts(args) if args.hosts or args.hostfile else [], _ssh(args))
-    plan = _plan(args)
-    if args.controller == "mpi":
-        from dad.runner.mpi import launch_with_mpirun
+    before = _lines(args.report)
+    code = _launch(args)
+    if args.report and code != 0:
+        ranks = _lines(args.report) - before
+        print(f"dadrun: {args.report} has the report of {ranks} ranks, up to their end", file=sys.stderr)
+    return code
 
-        return launch_with_mpirun(plan, args.mpi_args, args.binding_args)
-    return launch(plan)
+
+def _lines(report: str | None) -> int:
+    """Of the report of each rank there is one, also of those of earlier jobs."""
+    try:
+        with open(report or "") as file:
+            return sum(1 for _ in file)
+    except OSError:
+        return 0
+
+
+def _launch(args: argparse.Namespace) -> int:
+    plan = _plan(args)
+    if args.controller != "mpi":
+        return launch(plan)
+    from dad.runner.mpi import launch_with_mpirun
+
+    return launch_with_mpirun(plan, args.mpi_args, args.binding_args)
 
 
 def _refuse_unavailable(args: argparse.Namespace) -> None:

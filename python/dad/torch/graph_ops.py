@@ -33,7 +33,15 @@ def _with_rows(tensors: Tensors, rows: Sequence[int]) -> list[torch.Tensor]:
 
 
 @torch.library.register_fake("dad::allreduce")
-def _(tensors: Tensors, name: str, op: int, prescale: float, postscale: float, process_set: int) -> Any:
+def _(
+    tensors: Tensors,
+    name: str,
+    op: int,
+    prescale: float,
+    postscale: float,
+    process_set: int,
+    uncompressed_bytes: Sequence[int],
+) -> Any:
     return [tensor.new_empty(tensor.shape) for tensor in tensors]
 
 
@@ -84,7 +92,7 @@ def _(grad: torch.Tensor, received_splits: torch.Tensor, rows: int, process_set:
 
 
 def _keep_reduction(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-    tensors, _, ctx.op, ctx.prescale, ctx.postscale, ctx.process_set = inputs
+    tensors, _, ctx.op, ctx.prescale, ctx.postscale, ctx.process_set = inputs[:6]
     ctx.rows = [tensor.shape[0] if tensor.dim() else 1 for tensor in tensors]
 
 
@@ -95,8 +103,10 @@ def _require_linear(op: int, what: str) -> None:
 
 def _allreduce_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
     _require_linear(ctx.op, "allreduce")
-    reduced = torch.ops.dad.allreduce(list(grads), "", ctx.op, ctx.prescale, ctx.postscale, ctx.process_set)
-    return reduced, None, None, None, None, None
+    sizes = [grad.nbytes for grad in grads]
+    scales = (ctx.prescale, ctx.postscale)
+    reduced = torch.ops.dad.allreduce(list(grads), "", ctx.op, *scales, ctx.process_set, sizes)
+    return reduced, None, None, None, None, None, None
 
 
 def _reducescatter_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:

@@ -40,6 +40,14 @@ def _some(tensors: Tensors) -> list[torch.Tensor]:
     return tensors
 
 
+def _all_tensors(values: Tensors) -> list[torch.Tensor]:
+    for value in values:
+        if not isinstance(value, torch.Tensor):
+            what = type(value).__name__
+            raise ValueError(f"expected a torch.Tensor, got {what}; torch.as_tensor() makes one of it")
+    return list(values)
+
+
 # Named collectives that were started and not waited for: by process set, kind and name, and by handle.
 _in_flight: dict[tuple[int, int, str], int] = {}
 _names: dict[int, tuple[int, int, str]] = {}
@@ -68,6 +76,7 @@ def _submit(
                 "collective is done"
             )
         _ended(earlier)
+    _all_tensors(tensors)
     handle = _torch.submit(
         kind, tensors, grouped, in_place, name or "", op, root_rank, prescale, postscale, process_set, *rows
     )
@@ -260,7 +269,10 @@ def _reduce(
     process_set: ProcessSet,
 ) -> list[torch.Tensor]:
     chosen = compressor(compression, name or "")
+    _all_tensors(tensors)
     compressed = [chosen.compress(tensor) for tensor in tensors]
+    # What stats() compares an allreduce with.
+    sizes = [[tensor.numel() * tensor.element_size() for tensor in tensors]]
     reduced = graph_op(
         [tensor for tensor, _ in compressed],
         name or "",
@@ -268,6 +280,7 @@ def _reduce(
         float(prescale),
         float(postscale),
         set_id(process_set),
+        *(sizes if graph_op is torch.ops.dad.allreduce else []),
     )
     return [chosen.decompress(t, ctx) for t, (_, ctx) in zip(reduced, compressed, strict=True)]
 
@@ -323,7 +336,7 @@ def allgather(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
     """The ranks' tensors one after the other; their first dimensions may differ."""
-    return torch.ops.dad.allgather([tensor], name or "", set_id(process_set))[0]
+    return torch.ops.dad.allgather(_all_tensors([tensor]), name or "", set_id(process_set))[0]
 
 
 def grouped_allgather_async(
@@ -335,7 +348,7 @@ def grouped_allgather_async(
 def grouped_allgather(
     tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    return torch.ops.dad.allgather(_some(tensors), name or "", set_id(process_set))
+    return torch.ops.dad.allgather(_all_tensors(_some(tensors)), name or "", set_id(process_set))
 
 
 # broadcast
@@ -375,6 +388,7 @@ def broadcast(
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
     """The root's tensor, on all ranks."""
+    (tensor,) = _all_tensors([tensor])
     return torch.ops.dad.broadcast(tensor, root_rank, name or "", set_id(process_set))
 
 
@@ -395,6 +409,7 @@ def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) 
     """How many rows go to each rank: as given, else evenly."""
     if not (size := process_set.size()):
         raise ValueError("dad has not been initialized; call init() first")
+    _all_tensors([tensor])
     if tensor.dim() == 0:
         raise ValueError("alltoall needs a tensor with at least one dimension")
     rows = tensor.shape[0]

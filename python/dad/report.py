@@ -1,0 +1,89 @@
+"""DAD_REPORT=FILE: every rank adds a line of JSON with its statistics when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+
+from dad._lib import _core
+
+_pid: int | None = None  # the process that listens for the signal
+
+
+def path() -> str | None:
+    return os.environ.get("DAD_REPORT") or None
+
+
+def write(ended_by: str | None = None) -> None:
+    """`ended_by`: the signal that stopped this rank before its end."""
+    file = path()
+    if file is None:
+        return
+    report = {"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}
+    if ended_by is not None:
+        report["ended_by"] = ended_by
+    # One write() in append mode: lines of ranks that end together do not mix.
+    try:
+        descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(descriptor, (json.dumps(report) + "\n").encode())
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        from dad.log import log
+
+        # The others still wait for our goodbye.
+        log.error("DAD_REPORT=%s could not be written: %s", file, error.strerror)
+
+
+def write_when_stopped() -> None:
+    """SIGTERM, with which a launcher stops its ranks, ends a process without a word; unless it has other
+    plans for the signal, it writes its report first."""
+    global _pid
+    if path() is None or _pid == os.getpid() or threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return
+    read_end, write_end = os.pipe()
+    os.set_blocking(write_end, False)
+    others = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
+    if others != -1:
+        signal.set_wakeup_fd(others)
+        os.close(read_end)
+        os.close(write_end)
+        return
+    _pid = os.getpid()
+    # Python's handlers wait for the main thread, which may be in a collective: a byte in the pipe does not.
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    # A child that gets the signal before it has dropped the handler would write to our pipe.
+    os.register_at_fork(before=_hold_signal, after_in_parent=_let_signal_in, after_in_child=_leave_to_parent)
+    threading.Thread(target=_listen, args=(read_end,), name="dad report", daemon=True).start()
+
+
+def _listen(read_end: int) -> None:
+    while signal.SIGTERM not in os.read(read_end, 64):
+        pass
+    try:
+        if _core.is_initialized():
+            write(ended_by="SIGTERM")
+    finally:
+        os._exit(128 + signal.SIGTERM)
+
+
+def _hold_signal() -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+
+def _let_signal_in() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+
+
+def _leave_to_parent() -> None:
+    global _pid
+    if _pid is not None:
+        _pid = None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _let_signal_in()
