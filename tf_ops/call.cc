@@ -1,10 +1,12 @@
 #include "call.h"
 
+#include <algorithm>
 #include <chrono>
 #include <utility>
 
 #include "completion.h"
 #include "dad/device.h"
+#include "running_numbers.h"
 #include "tensor_adapter.h"
 
 namespace dad_tensorflow {
@@ -63,33 +65,6 @@ class Phases {
 Phases& ThePhases() {
   static auto* phases = new Phases;
   return *phases;
-}
-
-// Requests whose user does not wait.
-struct Unfinished {
-  std::vector<std::weak_ptr<dad::Ticket>> tickets;
-  Clock::time_point begin;
-  Clock::duration patience;
-};
-
-void LosePatience(Unfinished unfinished, Clock::duration after) {
-  auto lose = [unfinished = std::move(unfinished)]() mutable {
-    std::erase_if(unfinished.tickets, [](const std::weak_ptr<dad::Ticket>& ticket) {
-      const auto alive = ticket.lock();
-      return !alive || alive->Done();
-    });
-    if (unfinished.tickets.empty()) return;
-    const auto now = Clock::now();
-    const auto quiet = now - ThePhases().last_begin();
-    if (quiet < unfinished.patience && now < unfinished.begin + kMostPatience) {
-      const auto rest = unfinished.patience - quiet;
-      return LosePatience(std::move(unfinished), rest);
-    }
-    for (const auto& ticket : unfinished.tickets) {
-      if (const auto alive = ticket.lock()) SayThatAUserWaits(*alive);
-    }
-  };
-  RunAfter(std::chrono::ceil<std::chrono::milliseconds>(after), std::move(lose));
 }
 
 }  // namespace
@@ -181,19 +156,54 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
   }
   const bool is_stray = requests[0].stream == 0;
   ThePhases().Begin(context_->step_id(), is_stray);
-  Tickets tickets;  // its own: the last to end drops those of the call
-  for (dad::Request& request : requests) {
-    tickets.push_back(engine->Submit(std::move(request)));
-    tickets_.push_back(tickets.back());
-    tickets.back()->OnDone([self = shared_from_this(), ticket = tickets.back()](
-                               const Status& status) { self->PartDone(status, ticket); });
-  }
-  if (user_waits) {
-    for (const auto& ticket : tickets) SayThatAUserWaits(*ticket);
-    return;
-  }
+  Submit(engine, std::move(requests), user_waits);
+  if (user_waits) return;
   const auto patience = is_stray ? kStrayPatience : kGradientPatience;
-  LosePatience({{tickets.begin(), tickets.end()}, Clock::now(), patience}, patience);
+  LosePatience(Clock::now(), patience, patience);
+}
+
+void Call::Submit(const std::shared_ptr<dad::Engine>& engine, std::vector<dad::Request> requests,
+                  bool user_waits) {
+  tickets_.resize(requests.size());
+  const auto done = [self = shared_from_this()](
+                        size_t place, const std::shared_ptr<dad::Ticket>& ticket,
+                        const Status& status) { self->PartDone(place, ticket, status); };
+  Tickets tickets;
+  const bool named = std::none_of(requests.begin(), requests.end(),
+                                  [](const dad::Request& request) { return request.name.empty(); });
+  if (named) {
+    tickets = engine->SubmitAll(std::move(requests), user_waits, done);
+  } else {
+    for (size_t i = 0; i < requests.size(); ++i) {
+      const std::shared_ptr<dad::Ticket> ticket = SubmitNumbered(engine, std::move(requests[i]));
+      ticket->OnDone([done, i, ticket](const Status& status) { done(i, ticket, status); });
+      tickets.push_back(ticket);
+    }
+    for (const auto& ticket : tickets) SayThatAUserWaits(*ticket);
+  }
+  std::lock_guard lock(mutex_);
+  if (num_open_ > 0) tickets_ = std::move(tickets);
+}
+
+void Call::LosePatience(Clock::time_point begin, Clock::duration patience, Clock::duration after) {
+  // Not held by the timer: most calls have ended by then.
+  const auto lose = [weak = weak_from_this(), begin, patience] {
+    const std::shared_ptr<Call> self = weak.lock();
+    if (!self) return;
+    Tickets open;
+    {
+      std::lock_guard lock(self->mutex_);
+      if (self->num_open_ == 0) return;
+      open = self->tickets_;
+    }
+    const auto now = Clock::now();
+    const auto quiet = now - ThePhases().last_begin();
+    if (quiet < patience && now < begin + kMostPatience) {
+      return self->LosePatience(begin, patience, patience - quiet);
+    }
+    for (const auto& ticket : open) SayThatAUserWaits(*ticket);
+  };
+  RunAfter(std::chrono::ceil<std::chrono::milliseconds>(after), lose);
 }
 
 Status Call::SetReady(std::vector<dad::Request>& requests) {
@@ -220,12 +230,14 @@ void Call::SetStep(std::vector<dad::Request>& requests, bool user_waits) {
   for (dad::Request& request : requests) request.step = step_;
 }
 
-void Call::PartDone(const Status& status, const std::shared_ptr<dad::Ticket>& ticket) {
+void Call::PartDone(size_t place, const std::shared_ptr<dad::Ticket>& ticket,
+                    const Status& status) {
   // The work is on the device; what TensorFlow puts on its stream from now on comes after it.
   Status waits;
   if (device_ >= 0) waits = dad::StreamWaits(device_, stream_, ticket->done_event());
   {
     std::lock_guard lock(mutex_);
+    tickets_[place] = ticket;
     if (first_error_.ok()) first_error_ = status.ok() ? waits : status;
     if (--num_open_ > 0) return;
   }

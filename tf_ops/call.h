@@ -5,6 +5,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -49,7 +50,7 @@ class Call : public std::enable_shared_from_this<Call> {
 
   // Sends the requests. `done` is called once all have ended or the step is cancelled.
   // `on_success` may set outputs; it gets the tickets in the order of the requests.
-  using Tickets = std::vector<std::shared_ptr<dad::Ticket>>;
+  using Tickets = dad::Engine::Tickets;
   using OnSuccess = std::function<absl::Status(tensorflow::OpKernelContext*, const Tickets&)>;
   void Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success = nullptr);
 
@@ -59,13 +60,19 @@ class Call : public std::enable_shared_from_this<Call> {
  private:
   dad::Status SetReady(std::vector<dad::Request>& requests);
   void SetStep(std::vector<dad::Request>& requests, bool user_waits);
-  void PartDone(const dad::Status& status, const std::shared_ptr<dad::Ticket>& ticket);
+  void Submit(const std::shared_ptr<dad::Engine>& engine, std::vector<dad::Request> requests,
+              bool user_waits);
+  void PartDone(size_t place, const std::shared_ptr<dad::Ticket>& ticket,
+                const dad::Status& status);
+  void LosePatience(std::chrono::steady_clock::time_point begin,
+                    std::chrono::steady_clock::duration patience,
+                    std::chrono::steady_clock::duration after);
   void Finish(const absl::Status& status, bool ended);
 
   tensorflow::OpKernelContext* const context_;
   tensorflow::AsyncOpKernel::DoneCallback done_;
   OnSuccess on_success_;
-  Tickets tickets_;
+  Tickets tickets_;  // by request; guarded by mutex_ until all have ended
   std::vector<tensorflow::Tensor> held_;
   std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made
   tensorflow::CancellationManager* cancellation_ = nullptr;

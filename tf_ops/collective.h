@@ -3,8 +3,8 @@
 //
 // A Place says where the tensors are:
 //   static dad::Status Enter(OpKernelContext*, Call*)      before a call has any tensor
-//   static dad::Result<std::string> NewName(dad::OpKind, int process_set)      of a call without
-//   one
+//   static dad::Status MayBeUnnamed()                      whether a call without a name gets a
+//   number
 #pragma once
 
 #include <cstdlib>
@@ -69,10 +69,8 @@ class Collective : public AsyncOpKernel {
     if (index < names_.size() && !names_[index].empty()) {
       request.name = names_[index];
     } else {
-      Result<std::string> name = Place::NewName(request.kind, request.process_set);
-      if (!name.ok()) return name.status();
-      request.name = std::move(name).value();
-      request.recurring = false;
+      if (const Status may = Place::MayBeUnnamed(); !may.ok()) return may;
+      return request;  // eager: outside of any loop
     }
     // Iterations of a tf.while_loop may overlap.
     constexpr int64_t kMaxParallelIterations = 64;

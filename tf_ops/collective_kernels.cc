@@ -1,55 +1,19 @@
 // The kernels of the collectives of CPU tensors.
-#include <map>
-#include <mutex>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "board.h"
 #include "call.h"
 #include "collective.h"
-#include "dad/engine.h"
+#include "running_numbers.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace dad_tensorflow {
 namespace {
 
-// Numbers for calls without a name: counted per kind and process set, so that ranks inside and
-// outside a set stay in step. A new engine, and a join (ranks came to it after different numbers of
-// calls), start again at zero.
-class RunningNumbers {
- public:
-  std::string Next(OpKind kind, int process_set) {
-    const std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
-    std::lock_guard lock(mutex_);
-    if (engine_.lock() != engine) {
-      engine_ = engine;
-      next_.clear();
-    }
-    return std::string("tf.") + dad::Name(kind) + ".noname." +
-           std::to_string(next_[{kind, process_set}]++);
-  }
-  void Restart() {
-    std::lock_guard lock(mutex_);
-    next_.clear();
-  }
-
- private:
-  std::mutex mutex_;
-  std::weak_ptr<dad::Engine> engine_;
-  std::map<std::pair<OpKind, int>, int64_t> next_;
-};
-
-RunningNumbers& Numbers() {
-  static auto* numbers = new RunningNumbers;
-  return *numbers;
-}
-
 struct OnCpu {
   static Status Enter(OpKernelContext*, Call*) { return Status::Ok(); }
-  static Result<std::string> NewName(OpKind kind, int process_set) {
-    return Numbers().Next(kind, process_set);
-  }
+  static Status MayBeUnnamed() { return Status::Ok(); }
 };
 
 class Join final : public Collective<OnCpu> {
@@ -62,7 +26,7 @@ class Join final : public Collective<OnCpu> {
     requests.push_back(MakeRequest(context, 0).value());
     call->Start(std::move(requests), user_waits(),
                 [](OpKernelContext* result, const Call::Tickets& tickets) {
-                  Numbers().Restart();
+                  RestartNumbers();
                   CountJoin();
                   Tensor* last = nullptr;
                   absl::Status status = result->allocate_output(0, {}, &last);

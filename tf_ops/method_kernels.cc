@@ -12,8 +12,10 @@
 #include "board.h"
 #include "call.h"
 #include "dad/engine.h"
+#include "dad/gradient.h"
 #include "tensor_adapter.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/lib/core/threadpool.h"
 
 namespace dad_tensorflow {
 namespace {
@@ -83,8 +85,11 @@ struct Part {
   bool has_dense = false;
   bool has_bias = false;
   bool transposed = false;  // the result, and in a chain the weight, lie as in × out
+  bool forms = false;  // the rows come in any case: where the plan wants it formed, form it here
   std::vector<int64_t> begins;
+  std::vector<int64_t> samples;  // of each (A, D) and (index, rows); kComes: as a tensor
 };
+constexpr int64_t kComes = -1;
 
 std::string_view Next(std::string_view& rest, char end) {
   const size_t at = rest.find(end);
@@ -105,15 +110,17 @@ Part ParsePart(std::string_view text) {
     if (key == "dense") part.has_dense = number != 0;
     if (key == "bias") part.has_bias = number != 0;
     if (key == "transposed") part.transposed = number != 0;
-    while (key == "begin" && !value.empty()) {
-      part.begins.push_back(std::atoll(std::string(Next(value, ',')).c_str()));
+    if (key == "forms") part.forms = number != 0;
+    while ((key == "begin" || key == "samples") && !value.empty()) {
+      std::vector<int64_t>& numbers = key == "begin" ? part.begins : part.samples;
+      numbers.push_back(std::atoll(std::string(Next(value, ',')).c_str()));
     }
   }
   return part;
 }
 
-// TensorFlow's gradient of ReLU multiplies with 0 or 1, and so leaves zeros with a sign; those
-// without are packed on the wire.
+// TensorFlow's gradient of ReLU multiplies with 0 or 1, and so leaves zeros with a sign; where rows
+// are sent those without are packed.
 template <typename Bits>
 bool DropSigns(const Tensor& from, Tensor* to) {
   constexpr Bits kNegativeZero = Bits{1} << (8 * sizeof(Bits) - 1);
@@ -175,6 +182,16 @@ class MethodKernel : public AsyncOpKernel {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override;
 
  protected:
+  // A product of factors that the plan wants formed.
+  struct Product {
+    LayerInput layer;
+    dad::TensorView to;  // out × in
+  };
+  // A result that comes as out × in, and the output that is its transpose.
+  struct Turned {
+    Tensor from;
+    int output;
+  };
   // The state of one run.
   struct Run {
     OpKernelContext* context;
@@ -184,8 +201,10 @@ class MethodKernel : public AsyncOpKernel {
     int output = 0;
     std::vector<Request> requests;
     std::vector<Note> notes;  // whose each request is
+    std::vector<Product> products;
+    std::vector<Turned> turned;
 
-    // The gradient at the output of a layer.
+    // The gradient at the output of a layer whose rows are sent.
     dad::TensorView NextDelta() {
       const Tensor delta = WithoutNegativeZeros(NextInput());
       call->Hold(delta);
@@ -196,9 +215,15 @@ class MethodKernel : public AsyncOpKernel {
       call->Hold(tensor);
       return tensor;
     }
+    // For segments of `rows` rows; 0: every row is a sample.
+    int64_t NextSamples(int64_t given, int64_t rows) {
+      const int64_t samples = given == kComes ? NextInput().scalar<int64_t>()() : given;
+      return samples > 0 && rows % samples == 0 ? samples : 0;
+    }
   };
 
   virtual Status AddRequests(const Board& board, Run* run) const = 0;
+  static void Form(OpKernelContext* context, const std::vector<Product>& products);
   Request MakeRequest(const Way& way, size_t name, double loss_scale) const;
   // Output number run->output, which is counted up.
   Result<dad::TensorView> NewResult(Run* run) const;
@@ -276,6 +301,49 @@ void AddTo(Tensor* tensor, const std::vector<double>& values, double scale, bool
   }
 }
 
+template <typename Bits>
+void Transpose(const Tensor& from, Tensor* to) {
+  constexpr int64_t kTile = 16;
+  const int64_t rows = from.dim_size(0), cols = from.dim_size(1);
+  const auto* in = static_cast<const Bits*>(from.data());
+  auto* out = static_cast<Bits*>(to->data());
+  for (int64_t row = 0; row < rows; row += kTile) {
+    for (int64_t j = 0; j < cols; ++j) {
+      for (int64_t i = row; i < std::min(row + kTile, rows); ++i) {
+        out[j * rows + i] = in[i * cols + j];
+      }
+    }
+  }
+}
+
+void Transpose(const Tensor& from, Tensor* to) {
+  switch (tensorflow::DataTypeSize(from.dtype())) {
+    case 2: return Transpose<uint16_t>(from, to);
+    case 4: return Transpose<uint32_t>(from, to);
+    default: return Transpose<uint64_t>(from, to);
+  }
+}
+
+// On the threads that TensorFlow has for its own products.
+void MethodKernel::Form(OpKernelContext* context, const std::vector<Product>& products) {
+  if (products.empty()) return;
+  int64_t most = 0;
+  for (const Product& product : products) {
+    int64_t rows = 0;
+    for (const dad::RowsSegment& segment : product.layer.rows) rows += segment.a.shape[0];
+    most = std::max(most, rows * Elements(product.to));
+  }
+  const auto form = [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const Product& product = products[static_cast<size_t>(i)];
+      dad::FormWeight(product.layer, product.to);
+    }
+  };
+  constexpr int64_t kMultipliesPerCycle = 4;
+  context->device()->tensorflow_cpu_worker_threads()->workers->ParallelFor(
+      static_cast<int64_t>(products.size()), most / kMultipliesPerCycle + 1, form);
+}
+
 void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   auto call = std::make_shared<Call>(context, std::move(done));
   const auto board = FindBoard(board_);
@@ -284,11 +352,18 @@ void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
           .call = call.get(),
           .loss_scale = context->input(1).scalar<double>()(),
           .requests = {},
-          .notes = {}};
+          .notes = {},
+          .products = {},
+          .turned = {}};
   if (const Status status = AddRequests(*board, &run); !status.ok()) return call->Fail(status);
+  Form(context, run.products);
   call->Start(std::move(run.requests), user_waits_,
-              [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes)](
-                  OpKernelContext* results, const Call::Tickets& tickets) mutable {
+              [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes),
+               turned = std::move(run.turned)](OpKernelContext* results,
+                                               const Call::Tickets& tickets) mutable {
+                for (const Turned& one : turned) {
+                  Transpose(one.from, results->mutable_output(one.output));
+                }
                 for (size_t i = 0; i < tickets.size(); ++i) {
                   notes[i].value = tickets[i]->value();
                   if (notes[i].value > 0) board->Add(notes[i]);
@@ -319,23 +394,23 @@ class Exchange final : public MethodKernel {
   }
   Status AddPair(const Part& part, const PairWays& ways, Run* run) const;
   // One tensor, or a layer, formed.
-  Status AddFormed(const Way& way, const Tensor& gradient, const dad::TensorView& result,
+  Status AddFormed(const Way& way, const dad::TensorView& gradient, const dad::TensorView& result,
                    const Note& whose, Run* run) const;
 };
 
-Status Exchange::AddFormed(const Way& way, const Tensor& gradient, const dad::TensorView& result,
-                           const Note& whose, Run* run) const {
+Status Exchange::AddFormed(const Way& way, const dad::TensorView& gradient,
+                           const dad::TensorView& result, const Note& whose, Run* run) const {
   Request request = MakeRequest(way, static_cast<size_t>(run->output) - 1, run->loss_scale);
   Contribution mine;
   if (way.by_layer) {
     LayerInput layer;
-    layer.dense = ViewOf(gradient);
+    layer.dense = gradient;
     layer.output = result;
     mine.input.dtype = result.dtype;
     mine.input.shape = {Elements(result)};
     mine.layers.push_back(std::move(layer));
   } else {
-    mine.input = ViewOf(gradient);
+    mine.input = gradient;
     mine.output = result;
   }
   request.tensors.push_back(std::move(mine));
@@ -346,16 +421,16 @@ Status Exchange::AddFormed(const Way& way, const Tensor& gradient, const dad::Te
 
 Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const {
   const bool by_layer = ways.weight.by_layer;
+  const bool sends_rows = ways.weight.method.starts_with("factor");
   LayerInput layer;
   int64_t rows = 0;
   for (int i = 0; i < part.rows; ++i) {
     dad::RowsSegment segment;
     segment.a = ViewOf(run->NextInput());
-    segment.d = run->NextDelta();
+    segment.d = sends_rows ? run->NextDelta() : ViewOf(run->NextInput());
     segment.out_begin = part.begins[static_cast<size_t>(i)];
     rows += segment.a.shape[0];
-    const auto samples = run->NextInput().scalar<int64_t>()();
-    segment.samples = samples > 0 && segment.a.shape[0] % samples == 0 ? samples : 0;
+    segment.samples = run->NextSamples(part.samples[static_cast<size_t>(i)], segment.a.shape[0]);
     // An empty batch has no rows.
     if (segment.a.shape[0] > 0) layer.rows.push_back(std::move(segment));
   }
@@ -364,21 +439,41 @@ Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const
     segment.index = ViewOf(run->NextInput());
     segment.x = ViewOf(run->NextInput());
     rows += segment.x.shape[0];
-    const auto samples = run->NextInput().scalar<int64_t>()();
-    segment.samples = samples > 0 && segment.x.shape[0] % samples == 0 ? samples : 0;
+    segment.samples =
+        run->NextSamples(part.samples[static_cast<size_t>(part.rows + i)], segment.x.shape[0]);
     if (segment.x.shape[0] > 0) layer.indexed.push_back(std::move(segment));
   }
-  const bool has_rows = part.rows + part.indexed > 0;
-  const Tensor* dense = part.has_dense ? &run->NextInput() : nullptr;
+  bool has_rows = part.rows + part.indexed > 0;
+  bool has_dense = part.has_dense;
+  dad::TensorView dense;
+  if (part.has_dense) dense = ViewOf(run->NextInput());
   const Tensor* bias = part.has_bias ? &run->NextInput() : nullptr;
   const auto weight_name = static_cast<size_t>(run->output);
   Result<dad::TensorView> result = NewResult(run);
   if (!result.ok()) return result.status();
+  dad::TensorView plain_result = result.value();  // out × in
+  if (has_rows && part.forms && !ways.weight.as_rows) {
+    dense = plain_result;
+    if (by_layer || part.transposed) {
+      if (part.transposed) std::swap(dense.shape[0], dense.shape[1]);
+      Result<Tensor> formed = run->call->NewTensor(dense.dtype, dense.shape);
+      if (!formed.ok()) return formed.status();
+      dense = ViewOf(formed.value());
+      run->call->Hold(formed.value());
+      if (!by_layer) {
+        plain_result = dense;
+        run->turned.push_back({std::move(formed).value(), run->output - 1});
+      }
+    }
+    run->products.push_back({std::exchange(layer, {}), dense});
+    has_rows = false;
+    has_dense = true;
+  }
   if (!by_layer) {
-    if (has_rows || dense == nullptr) {
+    if (has_rows || !has_dense) {
       return Status::Internal("the plan changed within a step of \"" + name(weight_name) + '"');
     }
-    const Status status = AddFormed(ways.weight, *dense, result.value(), {.pair = part.pair}, run);
+    const Status status = AddFormed(ways.weight, dense, plain_result, {.pair = part.pair}, run);
     if (!status.ok()) return status;
   }
   dad::TensorView bias_result;
@@ -388,8 +483,8 @@ Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const
     if (!second.ok()) return second.status();
     bias_result = second.value();
     if (!rides) {
-      const Status status =
-          AddFormed(ways.bias, *bias, bias_result, {.pair = part.pair, .of_bias = true}, run);
+      const Status status = AddFormed(ways.bias, ViewOf(*bias), bias_result,
+                                      {.pair = part.pair, .of_bias = true}, run);
       if (!status.ok()) return status;
     }
   }
@@ -397,16 +492,16 @@ Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const
 
   Request request = MakeRequest(ways.weight, weight_name, run->loss_scale);
   Contribution mine;
-  if (dense != nullptr) layer.dense = ViewOf(*dense);
+  layer.dense = dense;
   layer.output = result.value();
   layer.transposed = part.transposed;
   int64_t elements = Elements(layer.output);
   if (rides) {
     layer.output_bias = bias_result;
     elements += Elements(bias_result);
-    if (dense != nullptr && !has_rows) {
+    if (has_dense && !has_rows) {
       layer.dense_bias = ViewOf(*bias);
-    } else if (dense != nullptr) {
+    } else if (has_dense) {
       // The rows have all of the bias's gradient.
       Tensor zeros(bias->dtype(), bias->shape());
       std::memset(zeros.data(), 0, zeros.TotalBytes());
@@ -450,7 +545,6 @@ Status ExchangeChain::AddRequests(const Board& board, Run* run) const {
     dad::RowsSegment segment;
     segment.a = ViewOf(run->NextInput());
     segment.d = run->NextDelta();
-    run->NextInput();  // no method that makes chains looks at samples
     if (segment.a.shape[0] > 0) one.layer.rows.push_back(std::move(segment));
     one.layer.weight = ViewOf(run->NextInput());
     if (part.has_bias) one.layer.bias = ViewOf(run->NextInput());

@@ -166,7 +166,9 @@ absl::Status GivenShapes(InferenceContext* c) {
 //           its place in the plan; how many (A, D) and (index, rows); whether a formed part of the
 //           weight's gradient comes, as out x columns; whether there is a bias, of which the
 //           gradient comes; where the D of each (A, D) begin among the outputs; whether the result
-//           is wanted as columns x out
+//           is wanted as columns x out. "samples=32,-1": how many samples each (A, D) and (index,
+//           rows) has; -1: that comes as a tensor behind them. "forms=1": the plan may want it
+//           formed, then it is formed here
 //   names   of each pair: the weight's, and the bias's if there is one
 // Results: of each pair the weight's gradient, and the bias's.
 REGISTER_OP("DadExchange")

@@ -4,6 +4,7 @@
 #include <deque>
 #include <vector>
 
+#include "dad/gradient.h"
 #include "exchange/by_method.h"
 #include "exchange/share_io.h"
 #include "linalg/moments.h"
@@ -108,6 +109,15 @@ void FormGradient(const LayerShape& shape, const LayerInput& layer, double scale
   } else {
     Form<float>(shape, layer, scale, by_sample, formed);
   }
+}
+
+void FormWeight(const LayerInput& layer, const TensorView& weight) {
+  LayerShape shape;
+  shape.out = weight.shape[0];
+  shape.in = weight.shape[1];
+  FormedLayer formed;
+  formed.weight = weight;
+  FormGradient(shape, layer, 1.0, false, formed);
 }
 
 }  // namespace dad

@@ -45,19 +45,35 @@ class EngineImpl final : public Engine {
   }
 
   std::shared_ptr<Ticket> Submit(Request request) override {
-    const std::vector<int> ranks = worker_.ProcessSetRanks(request.process_set);
-    const Status valid = Validate(request, world_.rank, ranks, world_.size);
-    const bool on_device =
-        !request.tensors.empty() && request.tensors[0].input.device != DeviceType::kCpu;
-    const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier && !on_device;
-    if (!valid.ok() || alone) {
-      auto state = std::make_shared<RequestState>(std::move(request), nullptr, nullptr);
-      state->Complete(valid.ok() ? RunAlone(*state) : valid);
-      return state;
+    Status refused;
+    auto [state, goes] = Make(std::move(request), &refused);
+    if (goes) {
+      worker_.inbox()->Post(SubmitEvent{state});
+    } else {
+      state->Complete(refused.ok() ? RunAlone(*state) : refused);
     }
-    auto state = std::make_shared<RequestState>(std::move(request), worker_.inbox(), phases_);
-    worker_.inbox()->Post(SubmitEvent{state});
     return state;
+  }
+
+  Tickets SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done) override {
+    SubmitAllEvent all;
+    Tickets tickets;
+    for (size_t i = 0; i < requests.size(); ++i) {
+      Status refused;
+      auto [state, goes] = Make(std::move(requests[i]), &refused);
+      tickets.push_back(state);
+      if (!goes) {
+        const Status outcome = refused.ok() ? RunAlone(*state) : refused;
+        state->Complete(outcome);
+        done(i, state, outcome);
+        continue;
+      }
+      state->Watch(user_waits, [done, i, state](const Status& status) { done(i, state, status); });
+      all.requests.push_back(state);
+    }
+    if (!all.requests.empty()) worker_.inbox()->Post(std::move(all));
+    if (user_waits) phases_->UserWaits();
+    return tickets;
   }
 
   void GiveUp(uint64_t step, const Status& why) override { worker_.GiveUp(step, why); }
@@ -90,6 +106,19 @@ class EngineImpl final : public Engine {
   }
 
  private:
+  // And whether it goes to the worker: not if it is refused, or there is nobody else.
+  std::pair<std::shared_ptr<RequestState>, bool> Make(Request request, Status* refused) {
+    const std::vector<int> ranks = worker_.ProcessSetRanks(request.process_set);
+    *refused = Validate(request, world_.rank, ranks, world_.size);
+    const bool on_device =
+        !request.tensors.empty() && request.tensors[0].input.device != DeviceType::kCpu;
+    const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier && !on_device;
+    const bool goes = refused->ok() && !alone;
+    return {std::make_shared<RequestState>(std::move(request), goes ? worker_.inbox() : nullptr,
+                                           goes ? phases_ : nullptr),
+            goes};
+  }
+
   const World world_;
   const Options options_;
   const std::shared_ptr<PhaseCounter> phases_ = std::make_shared<PhaseCounter>();
@@ -102,6 +131,17 @@ Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, cons
                                       std::string why_staged);
 
 }  // namespace
+
+Engine::Tickets Engine::SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done) {
+  Tickets tickets;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const std::shared_ptr<Ticket> ticket = Submit(std::move(requests[i]));
+    ticket->OnDone([done, i, ticket](const Status& status) { done(i, ticket, status); });
+    if (user_waits) (void)ticket->Wait(std::chrono::milliseconds(0));
+    tickets.push_back(ticket);
+  }
+  return tickets;
+}
 
 Result<std::unique_ptr<Engine>> Engine::Create(const World& world, const Options& options,
                                                std::vector<std::vector<int>> process_sets) {

@@ -23,6 +23,9 @@ class RequestState;
 struct SubmitEvent {
   std::shared_ptr<RequestState> request;
 };
+struct SubmitAllEvent {
+  std::vector<std::shared_ptr<RequestState>> requests;
+};
 // A user thread blocks on this request: nothing more will come from it meanwhile.
 // Or it looks at it now and then (`polls`), which says less.
 struct WaitingEvent {
@@ -48,8 +51,8 @@ struct CallEvent {
 };
 struct ShutdownEvent {};
 
-using Event = std::variant<SubmitEvent, WaitingEvent, MessageEvent, PeerLostEvent, SentEvent,
-                           CallEvent, ShutdownEvent>;
+using Event = std::variant<SubmitEvent, SubmitAllEvent, WaitingEvent, MessageEvent, PeerLostEvent,
+                           SentEvent, CallEvent, ShutdownEvent>;
 
 class Inbox {
  public:

@@ -101,9 +101,7 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
   request->parts_left = 0;
   for (uint32_t index : batches) {
     ScheduledBatch& batch = schedule_->batches()[index];
-    for (const ScheduledPart& part : batch.parts) {
-      if (part.cache_id == *cache_id) ++request->parts_left;
-    }
+    request->parts_left += static_cast<int>(batch.parts_of.at(*cache_id).size());
     if (batch.present.empty()) {
       batch.first_present = Clock::now();
       schedule_->incomplete().insert(index);
@@ -125,8 +123,8 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
 
 // While others are still to come: work that is done now need not be done when all wait for it.
 void Lane::Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request) {
-  for (const ScheduledPart& part : batch.parts) {
-    if (part.cache_id != cache_id) continue;
+  for (uint32_t place : batch.parts_of.at(cache_id)) {
+    const ScheduledPart& part = batch.parts[place];
     part.exchange->Prepare(InputOf(request, part.tensor), WholeGroup());
   }
 }

@@ -72,6 +72,12 @@ void RequestState::OnDone(std::function<void(const Status&)> done) {
   done(status_);
 }
 
+void RequestState::Watch(bool user_waits, std::function<void(const Status&)> done) {
+  callback_ = std::move(done);
+  told_polled_ = true;
+  (user_waits ? waited_for : polled) = true;
+}
+
 void RequestState::Complete(const Status& status) {
   std::function<void(const Status&)> callback;
   {

@@ -48,6 +48,9 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   int64_t value() const override { return result_value; }
   DeviceEvent done_event() const override { return done; }
 
+  // Before it is posted: OnDone, and whether a user blocks on it.
+  void Watch(bool user_waits, std::function<void(const Status&)> done);
+
   // Worker only, once.
   void Complete(const Status& status);
 

@@ -142,11 +142,12 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
       if (!exchange.ok()) return exchange.status();
       scheduled.parts.push_back({cache_id, part.tensor, std::move(exchange).value()});
       scheduled.signature = HashPart(scheduled.signature, entry.meta, part.tensor, part.slice);
-      auto& listed = scheduled.members;
-      if (std::find(listed.begin(), listed.end(), cache_id) == listed.end()) {
-        listed.push_back(cache_id);
+      std::vector<uint32_t>& places = scheduled.parts_of[cache_id];
+      if (places.empty()) {
+        scheduled.members.push_back(cache_id);
         schedule.batches_of_[cache_id].push_back(index);
       }
+      places.push_back(static_cast<uint32_t>(scheduled.parts.size()) - 1);
     }
   }
   return schedule;

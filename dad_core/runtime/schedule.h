@@ -23,7 +23,8 @@ struct ScheduledPart {
 
 struct ScheduledBatch {
   std::vector<ScheduledPart> parts;
-  std::vector<uint32_t> members;  // distinct cache ids
+  std::vector<uint32_t> members;                                 // distinct cache ids
+  std::unordered_map<uint32_t, std::vector<uint32_t>> parts_of;  // of each, by place
   uint64_t signature = 0;
   uint32_t committed = 0;  // runs started
   // Of the next run: what is here so far.

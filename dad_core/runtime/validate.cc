@@ -1,7 +1,10 @@
 #include "runtime/validate.h"
 
 #include <algorithm>
+#include <memory>
+#include <mutex>
 #include <numeric>
+#include <unordered_map>
 
 #include "dad/views.h"
 #include "exchange/exchange.h"
@@ -126,13 +129,58 @@ Status CheckDevices(const Request& request) {
   return status;
 }
 
+// The layers of methods that some exchange takes. Every step asks again, and to take a text apart
+// and to make an exchange of it takes longer than all the other checks.
+class KnownMethods {
+ public:
+  using Layers = std::shared_ptr<const std::vector<LayerShape>>;
+
+  Layers Find(const std::string& key) {
+    std::lock_guard lock(mutex_);
+    const auto found = layers_.find(key);
+    return found == layers_.end() ? nullptr : found->second;
+  }
+  void Add(const std::string& key, Layers layers) {
+    constexpr size_t kMost = 1 << 16;
+    std::lock_guard lock(mutex_);
+    if (layers_.size() >= kMost) layers_.clear();
+    layers_[key] = std::move(layers);
+  }
+  // All that an answer depends on.
+  static std::string KeyOf(const Request& request) {
+    std::string key = request.method;
+    const TensorView& input = request.tensors[0].input;
+    for (const int64_t part :
+         {int64_t{static_cast<int>(request.op)}, int64_t{static_cast<int>(input.dtype)},
+          static_cast<int64_t>(input.shape.size()), input.num_elements()}) {
+      key.append(reinterpret_cast<const char*>(&part), sizeof part);
+    }
+    return key;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::unordered_map<std::string, Layers> layers_;
+};
+
+KnownMethods& TheKnownMethods() {
+  static auto* methods = new KnownMethods;
+  return *methods;
+}
+
 Status CheckMethod(const Request& request) {
-  const Result<MethodText> parsed = MethodText::Parse(request.method);
-  if (!parsed.ok()) return Wrong(request, parsed.status().message());
-  const std::vector<LayerShape>& layers = parsed.value().layers();
   if (request.kind != OpKind::kAllReduce || request.tensors.size() != 1) {
     return Wrong(request, "method \"" + request.method + "\" is for the allreduce of one tensor");
   }
+  const std::string key = KnownMethods::KeyOf(request);
+  KnownMethods::Layers known = TheKnownMethods().Find(key);
+  const bool is_new = known == nullptr;
+  if (is_new) {
+    Result<MethodText> parsed = MethodText::Parse(request.method);
+    if (!parsed.ok()) return Wrong(request, parsed.status().message());
+    known = std::make_shared<const std::vector<LayerShape>>(parsed.value().layers());
+  }
+  const std::vector<LayerShape>& layers = *known;
   const Contribution& mine = request.tensors[0];
   if (mine.layers.size() != layers.size()) {
     return Wrong(request, std::to_string(mine.layers.size()) + " layers given, the method has " +
@@ -151,6 +199,7 @@ Status CheckMethod(const Request& request) {
     return Wrong(request, "its layers have " + std::to_string(elements) + " elements, " +
                               std::to_string(mine.input.num_elements()) + " were announced");
   }
+  if (!is_new) return Status::Ok();
   // Refuses what no exchange would take.
   TensorSpec spec;
   spec.name = request.name;
@@ -158,7 +207,9 @@ Status CheckMethod(const Request& request) {
   spec.dtype = mine.input.dtype;
   spec.shape = mine.input.shape;
   spec.method = request.method;
-  return MakeExchange(spec, {}, 0, {}).status();
+  DAD_RETURN_IF_ERROR(MakeExchange(spec, {}, 0, {}).status());
+  TheKnownMethods().Add(key, std::move(known));
+  return Status::Ok();
 }
 
 }  // namespace

@@ -156,6 +156,8 @@ void Worker::DropRemoved() {
 void Worker::Handle(Event& event) {
   if (auto* submit = std::get_if<SubmitEvent>(&event)) {
     HandleSubmit(submit->request);
+  } else if (auto* all = std::get_if<SubmitAllEvent>(&event)) {
+    for (const auto& request : all->requests) HandleSubmit(request);
   } else if (auto* waiting = std::get_if<WaitingEvent>(&event)) {
     (waiting->polls ? waiting->request->polled : waiting->request->waited_for) = true;
   } else if (auto* message = std::get_if<MessageEvent>(&event)) {

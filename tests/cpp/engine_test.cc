@@ -40,6 +40,36 @@ TEST_P(EngineTest, SumsOverRanksStepAfterStep) {
   });
 }
 
+TEST_P(EngineTest, SeveralAtOnceAreEachDoneOnceAlsoWhereOneIsRefused) {
+  Job job(GetParam());
+  job.Run([&](int rank) {
+    for (int step = 0; step < 10; ++step) {
+      std::vector<Values> values(20, Values(std::vector<float>(50, 1.0f)));
+      std::vector<Request> requests;
+      for (int i = 0; i < 20; ++i) {
+        requests.push_back(values[i].AllReduce("t" + std::to_string(i)));
+      }
+      requests[7].kind = OpKind::kBroadcast;
+      requests[7].root_rank = 99;
+      std::vector<std::promise<Status>> done(20);
+      const bool user_waits = step % 2 == 0;
+      const Engine::Tickets tickets = job[rank].SubmitAll(
+          std::move(requests), user_waits,
+          [&](size_t place, const std::shared_ptr<Ticket>& ticket, const Status& status) {
+            EXPECT_NE(ticket, nullptr);
+            done[place].set_value(status);
+          });
+      ASSERT_EQ(tickets.size(), 20u);
+      for (size_t i = 0; i < 20; ++i) {
+        const Status status = done[i].get_future().get();
+        EXPECT_EQ(tickets[i]->Wait(seconds(20)).code(), status.code());
+        EXPECT_EQ(status.code(), i == 7 ? StatusCode::kInvalidArgument : StatusCode::kOk);
+        EXPECT_EQ(values[i].data[49], i == 7 ? 1.0f : 1.0f * job.size());
+      }
+    }
+  });
+}
+
 TEST(EngineTest, KnownTensorsNeedNoNegotiation) {
   Job job(3);
   auto step = [&](int rank) {

@@ -5,6 +5,8 @@
 
 #include <vector>
 
+#include "dad/gradient.h"
+
 namespace dad {
 namespace {
 
@@ -84,6 +86,13 @@ TEST_F(FormGradientTest, RowsAreSamples) { Expect(1.0, false); }
 TEST_F(FormGradientTest, SamplesOfSeveralRows) { Expect(1.0, true); }
 
 TEST_F(FormGradientTest, AScaleGoesIntoSquaresTwice) { Expect(0.5, true); }
+
+TEST_F(FormGradientTest, AWeightAloneForFrameworks) {
+  Expect(1.0, false);
+  std::vector<float> alone(6);
+  FormWeight(layer_, View(alone, {3, 2}));
+  for (size_t i = 0; i < 6; ++i) EXPECT_NEAR(alone[i], weight_[i], 1e-5) << i;
+}
 
 TEST_F(FormGradientTest, NothingButABias) {
   shape_.in = 0;

@@ -308,6 +308,62 @@ def check_misuse_is_an_error_before_anything_is_sent():
         assert hvd().allreduce(tf.constant(1.0), average=False).numpy() == 3.0
 
 
+def check_what_one_rank_is_refused_takes_no_number():
+    # Calls without a name are told apart by their number, which has to be the same on all ranks; so are
+    # equal names in a graph.
+    h, rank = hvd(), hvd().rank()
+    slices = tf.IndexedSlices([[1.0]], [0], [3, 1])
+    text = ["no number"]
+    refused_by_python = [
+        lambda x: h.allreduce(slices, op=h.Max),
+        lambda x: h.allreduce(x, process_set=h.ProcessSet([0])),
+        lambda x: h.allreduce(x, compression=h.Compression.rank_dad),
+        lambda x: h.grouped_allreduce([slices, text]),
+        lambda x: h.grouped_allgather([x, text]),
+        lambda x: h.allgather(text),
+        lambda x: h.allgather(text, name="twice"),
+        lambda x: h.alltoall(text),
+        lambda x: h.broadcast(text, 0),
+        lambda x: h.reducescatter(text),
+        lambda x: h.reducescatter(x, op=99),
+        lambda x: h.broadcast_variables([tf.Variable(1.0)], 0, process_set=h.ProcessSet([0])),
+    ]
+    refused_by_the_core = [
+        lambda x: h.broadcast(x, 99),
+        lambda x: h.allreduce(tf.constant(1), op=h.Adasum),
+        lambda x: h.grouped_allreduce([tf.constant(1)] * 2, op=h.Adasum),
+        lambda x: h.reducescatter(tf.constant(1.0)),
+    ]
+
+    def all_kinds(x):
+        if rank == 0:
+            for wrong in refused_by_python:
+                raises((ValueError, NotImplementedError), lambda wrong=wrong: wrong(x))
+        reduced = h.allreduce(tf.IndexedSlices(x[:1], [0], [6]))
+        return [
+            h.allreduce(x),
+            *h.grouped_allreduce([x, x]),
+            reduced.values,
+            h.allgather(x)[:6],
+            h.allgather(x, name="twice")[:6],
+            *(gathered[:6] for gathered in h.grouped_allgather([x, x])),
+            h.broadcast(x, 0),
+            h.alltoall(x),
+            h.reducescatter(x),
+        ]
+
+    ones = tf.ones(6)
+    for run in modes(all_kinds):
+        if rank == 0 and run is all_kinds:
+            for wrong in refused_by_the_core:
+                raises(tf.errors.InvalidArgumentError, lambda wrong=wrong: wrong(ones))
+        for result in run(ones):
+            assert result.numpy().ravel()[0] in (1.0, np.float32(1 / 3))
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        for result in session.run(all_kinds(tf.ones(6))):
+            assert result.ravel()[0] in (1.0, np.float32(1 / 3))
+
+
 def check_ranks_that_disagree_get_an_error_and_go_on():
     rank = hvd().rank()
 

@@ -1,5 +1,7 @@
 """Every method in TensorFlow: the same bytes and gradients as in torch, exactness, feedback, plans, state."""
 
+import importlib
+
 import numpy as np
 import pytest
 
@@ -225,6 +227,27 @@ def check_exact_methods_give_the_mean_of_every_layer():
                     # The gradient of a key's bias is zero but for rounding.
                     scale = max(np.abs(b).max(), 1e-3)
                     assert np.abs(a - b).max() <= 1e-5 * scale, f"{method}, {compiled}, {variable.path}"
+
+
+def check_small_layers_share_an_op_and_others_have_both_ways():
+    exchange = importlib.import_module("dad.tensorflow.exchange")
+    data = batches(hvd().rank(), (12,), 5, steps=3)
+    most = exchange._MOST_FORMED
+    for method, tolerance in (("dad", 1e-5), ("rank_dad:rank=2,wire=fp32", 1e-3), ("int8", 0.02)):
+        found = []
+        for exchange._MOST_FORMED in (most, 0):
+            step = make_step(mlp_in_keras(), method, compiled=True)
+            graph = step.get_concrete_function(*map(tf.constant, data[0])).graph
+            types = [op.type for op in graph.get_operations()]
+            found.append([step(tf.constant(x), tf.constant(y)) for x, y in data])
+            if exchange._MOST_FORMED:
+                assert types.count("DadExchange") == 1 and "Switch" not in types, types
+            else:
+                assert types.count("DadExchange") > 1 and "Switch" in types, types
+        for a, b in zip(*map(tf.nest.flatten, found), strict=True):
+            scale = max(np.abs(b.numpy()).max(), 1e-12)
+            assert np.abs(a.numpy() - b.numpy()).max() <= tolerance * scale, method
+    exchange._MOST_FORMED = most
 
 
 def check_plans_name_layers_without_factors():

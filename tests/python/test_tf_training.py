@@ -11,7 +11,7 @@ from util import check_names
 
 keras = Lazy("keras")
 NUM_RANKS = 2
-SHARES_NO_OP = 600_000  # so many elements have an op of their own (OP_BYTES in gradients.py)
+SHARES_NO_OP = 600_000  # so many elements have an op of their own (OP_BYTES in grouping.py)
 
 results = launched_once(__file__, NUM_RANKS)
 

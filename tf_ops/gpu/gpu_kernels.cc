@@ -5,8 +5,6 @@
 //
 // Nothing waits for the device: the core's work comes after what TensorFlow's stream was given, and
 // that stream after the core's work.
-#include <string>
-
 #include "../call.h"
 #include "../collective.h"
 #include "tensorflow/core/framework/device_base.h"
@@ -28,7 +26,7 @@ struct OnGpu {
     return Status::Ok();
   }
 
-  static Result<std::string> NewName(OpKind, int) {
+  static Status MayBeUnnamed() {
     // The counters of unnamed calls are the CPU kernels' own.
     return Status::InvalidArgument("a collective on a GPU needs a name; give one with name=");
   }

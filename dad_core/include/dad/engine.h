@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -90,6 +91,12 @@ class Engine {
 
   // Never blocks. Misuse and failures come back in the ticket.
   virtual std::shared_ptr<Ticket> Submit(Request request) = 0;
+  // Several at once, for which the worker wakes up once. `done` is called for each as by
+  // Ticket::OnDone, with its place among them; that may be before this returns. With `user_waits` a
+  // user blocks on all of them, as by Ticket::Wait.
+  using Tickets = std::vector<std::shared_ptr<Ticket>>;
+  using OneDone = std::function<void(size_t place, const std::shared_ptr<Ticket>&, const Status&)>;
+  virtual Tickets SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done);
   // Requests of this step (Request::step) that have not begun end with `why`, those that are still
   // to come at once. Does not block.
   virtual void GiveUp(uint64_t step, const Status& why) = 0;

@@ -1,8 +1,9 @@
 """Gradients by a method that is planned for: factors, low rank, sparse, quantised.
 
-In a graph a variable whose gradient has factors gets both ways, with a switch in front that the plan of the
-step sets: of the other way nothing runs, not even the product that forms the gradient. In eager mode the
-plan is asked first, and one op sends everything.
+In a graph small layers share an op, which takes their factors: where the plan of the step wants a gradient
+formed it forms it. A large variable whose gradient has factors, or one of which these are more work than the
+gradient, gets both ways, with a switch in front that the plan sets: of the other way nothing runs, not even
+the product that forms the gradient. In eager mode the plan is asked first, and one op sends everything.
 
 Tensors travel in the order that torch has, so that both frameworks put the same bytes on the wire: a kernel
 of Keras that comes formed is transposed on its way. By factors nothing is: the exchange writes the gradient
@@ -25,10 +26,17 @@ from dad.planner import Link
 from dad.process_sets import ProcessSet
 from dad.tensorflow._load import lib
 from dad.tensorflow.board import Board, Pair, Tensor
-from dad.tensorflow.factor_uses import Layout
+from dad.tensorflow.factor_uses import Layout, is_plain_product
 from dad.tensorflow.factors import Found, Recorder, find
 from dad.tensorflow.graph import is_eager, plain, run_any_time
+from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import resource
+
+# Of gradients by methods that share an op. Less than of dense ones: there is more to do for each, while
+# backward goes on.
+_OP_BYTES = 1 << 19
+# Elements of a gradient that the op forms: more are better spread over TensorFlow's threads.
+_MOST_FORMED = 1 << 17
 
 
 @dataclass
@@ -44,6 +52,13 @@ class Work:
     @property
     def members(self) -> list[int]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def is_formed_by_the_op(self) -> bool:
+        """Whether the op that sends it may as well form its gradient: little work, of operands as they
+        are."""
+        layout = self.found.layout
+        small = layout.out * layout.columns <= _MOST_FORMED
+        return small and not self.found.rest and all(is_plain_product(use) for use in self.found.uses)
 
     def rest(self) -> tf.Tensor | None:
         """What comes formed beside the uses, in the order of the wire."""
@@ -118,13 +133,18 @@ class MethodExchange:
         for run in runs:
             any_chain = tf.reduce_any(tf.gather(in_chain, run))
             by_chain.update(call.chain([work[k] for k in run], any_chain))
+        together: list[int] = []
         for k, one in enumerate(work):
             if one.weight in by_chain:
                 results.update(call.switched(one, as_rows[k], in_chain[k], by_chain))
-            elif one.pair.has_rows:
+            elif one.pair.has_rows and not one.is_formed_by_the_op():
                 results.update(call.switched(one, as_rows[k]))
             else:
-                results.update(call.send([one], [False]))
+                together.append(k)
+        sizes = [sum(bytes_of(variables[i]) for i in work[k].members) for k in together]
+        for members in small_together(together, sizes, _OP_BYTES):
+            batch = [work[k] for k in members]
+            results.update(call.send(batch, [one.pair.has_rows for one in batch]))
         return call.gather(results)
 
     def _runs(self, work: Sequence[Work]) -> list[list[int]]:
@@ -217,6 +237,9 @@ def pairs_of(names: Sequence[str], found: Sequence[Found]) -> list[Work]:
     return work
 
 
+# A number of samples that is not known when the graph is made.
+_COMES = -1
+
 FLOATING = (tf.float16, tf.bfloat16, tf.float32, tf.float64)
 
 
@@ -252,7 +275,7 @@ class _Call:
 
     def gather(self, results: dict[int, tf.Tensor]) -> list[tf.Tensor]:
         """The results, in the shape of the variables."""
-        return [tf.reshape(results[i], variable.shape) for i, variable in enumerate(self._variables)]
+        return [_shaped(results[i], variable.shape) for i, variable in enumerate(self._variables)]
 
     def send(self, work: Sequence[Work], as_rows: Sequence[bool]) -> dict[int, tf.Tensor]:
         """One op for these pairs."""
@@ -264,7 +287,8 @@ class _Call:
                 if by_rows
                 else ("rows=0;indexed=0;dense=1", [self._formed(one)])
             )
-            parts.append(self._part(one, text, by_rows))
+            forms = by_rows and not is_eager()
+            parts.append(self._part(one, f"{text};forms=1" if forms else text, by_rows))
             tensors += [*given, *self._bias(one)]
         results = self._op(work, parts, tensors, as_rows)
         for one, by_rows in zip(work, as_rows, strict=True):
@@ -334,24 +358,28 @@ class _Call:
         return f"pair={one.place};{text};bias={int(one.bias is not None)};transposed={int(transposed)}"
 
     def _rows(self, one: Work, inputs: Sequence[Any], rest: tf.Tensor | None) -> tuple[str, list[Any]]:
-        rows, indexed, begins = [], [], []
-        for use, of in zip(one.found.uses, inputs, strict=True):
-            first, second = use.factors(*of)
-            samples = tf.cast(use.num_samples(), tf.int64)
-            if use.kind == "indexed":
-                indexed += [first, second, samples]
-            else:
-                rows += [first, second, samples]
-                begins.append(str(use.out_begin))
-        text = f"rows={len(rows) // 3};indexed={len(indexed) // 3};dense={int(rest is not None)}"
-        text += f";begin={','.join(begins)}" if begins else ""
-        return text, [*rows, *indexed, *([rest] if rest is not None else [])]
+        uses = list(zip(one.found.uses, inputs, strict=True))
+        rows = [(use, of) for use, of in uses if use.kind == "rows"]
+        indexed = [(use, of) for use, of in uses if use.kind == "indexed"]
+        counts, tensors = [], []
+        for use, of in [*rows, *indexed]:
+            samples = use.num_samples() if self._looks_at_samples(one) else 0
+            is_known = isinstance(samples, int)
+            counts.append(samples if is_known else _COMES)
+            tensors += [*use.factors(*of), *([] if is_known else [tf.cast(samples, tf.int64)])]
+        text = f"rows={len(rows)};indexed={len(indexed)};dense={int(rest is not None)}"
+        text += f";samples={','.join(map(str, counts))}"
+        text += f";begin={','.join(str(use.out_begin) for use, _ in rows)}" if rows else ""
+        return text, [*tensors, *([rest] if rest is not None else [])]
+
+    def _looks_at_samples(self, one: Work) -> bool:
+        return looks_at_variance(planned_method(self._exchange._compression, one.pair.weight))
 
     def _formed(self, one: Work) -> tf.Tensor:
         return one.found.layout.to_wire(tf.convert_to_tensor(self._gradients[one.weight]))
 
     def _bias(self, one: Work) -> list[tf.Tensor]:
-        return [] if one.bias is None else [tf.reshape(self._gradients[one.bias], [-1])]
+        return [] if one.bias is None else [_shaped(self._gradients[one.bias], [None])]
 
     def _op(
         self,
@@ -400,7 +428,15 @@ def _as_it_lies(layout: Layout, variable: tf.Tensor) -> tf.Tensor:
 def _in_order(one: Work, by_rows: bool, result: tf.Tensor) -> tf.Tensor:
     """The result of an exchange as the variable has it."""
     layout = one.found.layout
-    return tf.reshape(result, layout.shape) if by_rows and layout.is_transposed else layout.from_wire(result)
+    return _shaped(result, layout.shape) if by_rows and layout.is_transposed else layout.from_wire(result)
+
+
+def _shaped(tensor: Any, shape: Any) -> tf.Tensor:
+    """In that shape, in which one size may be None: the rest. Without an op where it has it already."""
+    wanted = tf.TensorShape(shape)
+    if tensor.shape.rank == wanted.rank and wanted.is_compatible_with(tensor.shape):
+        return tf.convert_to_tensor(tensor)
+    return tf.reshape(tensor, [-1 if size is None else size for size in wanted])
 
 
 def _when(condition: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

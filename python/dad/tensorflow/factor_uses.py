@@ -117,6 +117,10 @@ def _scaled(tensor, kind, scalar):
     return tensor * scalar if kind == "multiply" else tensor / scalar
 
 
+def _matrix(tensor, columns) -> tf.Tensor:
+    return tensor if tensor.shape.rank == 2 else tf.reshape(tensor, [-1, columns])
+
+
 def _size(tensor, axes) -> int | tf.Tensor:
     """The product of dimensions: a number if they are known, else a tensor that depends on the shape only."""
     known = [tensor.shape[axis] for axis in axes]
@@ -213,6 +217,13 @@ class ProductUse(Use):
         """The two matrices, of the operands."""
 
 
+def is_plain_product(use: Use) -> bool:
+    """Whether the operands are the factors, in the same memory, with nothing to multiply."""
+    return (
+        isinstance(use, ProductUse) and not use.path.scalars and all(use.is_view(block) for block in (0, 1))
+    )
+
+
 class MatrixUse(ProductUse):
     """MatMul, or BatchMatMul summed over the batch."""
 
@@ -227,7 +238,7 @@ class MatrixUse(ProductUse):
 
     def _blocks(self, *operands):
         return tuple(
-            tf.reshape(operand if rows_first else tf.linalg.matrix_transpose(operand), [-1, size])
+            _matrix(operand if rows_first else tf.linalg.matrix_transpose(operand), size)
             for operand, rows_first, size in zip(operands, self._rows_first, self.sizes, strict=True)
         )
 
@@ -283,7 +294,7 @@ class EinsumUse(ProductUse):
             wanted = self._rows + columns
             if wanted != labels:
                 operand = tf.transpose(operand, [labels.index(label) for label in wanted])
-            blocks.append(tf.reshape(operand, [-1, size]))
+            blocks.append(_matrix(operand, size))
         return tuple(blocks)
 
     def _form(self, *operands):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import math
 import os
 import sys
 import weakref
@@ -25,12 +24,9 @@ from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
 from dad.tensorflow.eager_capture import captured
 from dad.tensorflow.exchange import FLOATING, MethodExchange
-from dad.tensorflow.graph import is_eager, plain, sizes_as_numbers, wire_name
+from dad.tensorflow.graph import collective, is_eager, sizes_as_numbers, wire_name
+from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
-
-# Of gradients that share an op: what the core puts into one batch unless it is told otherwise (fusion_bytes),
-# so that none waits for another that would not have gone with it anyway.
-OP_BYTES = 1 << 21
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
@@ -58,14 +54,6 @@ def variable_name(variable: Any, number: int) -> str:
     """How the variable is called between ranks."""
     path = getattr(variable, "path", None) or getattr(variable, "name", None) or f"gradient_{number}"
     return path.removesuffix(":0")
-
-
-def bytes_of(variable: Any) -> int:
-    """Of its gradient; 0 if its shape is not known."""
-    tensor = resource(variable)
-    if not tensor.shape.is_fully_defined():
-        return 0
-    return math.prod(tensor.shape) * tensor.dtype.base_dtype.size
 
 
 def _key(variable: Any) -> int:
@@ -150,7 +138,7 @@ class GradientReducer:
     def is_local(self, variable: Any) -> bool:
         return _key(variable) in self._local
 
-    @plain
+    @collective
     @sizes_as_numbers()
     def __call__(
         self,
@@ -351,7 +339,8 @@ class GradientReducer:
             batches, rest = [], dense
         if is_eager():
             return [*batches, (rest, False)] if rest else batches
-        return [*batches, *((members, False) for members in _small_together(rest, variables))]
+        sizes = [bytes_of(variables[i]) for i in rest]
+        return [*batches, *((members, False) for members in small_together(rest, sizes))]
 
     def _reduce(
         self, gradients: list[tf.Tensor], names: list[str], variables: list[Any], together: bool
@@ -400,21 +389,6 @@ def _all_or_none(gradients: list[Any]) -> list[Any]:
     held = tf.nest.pack_sequence_as(present, lib.dad_all_or_none(tensors=flat), expand_composites=True)
     remaining = iter(held)
     return [None if g is None else next(remaining) for g in gradients]
-
-
-def _small_together(gradients: Sequence[int], variables: Sequence[Any]) -> list[list[int]]:
-    """Neighbours share an op until they have OP_BYTES: to run an op takes TensorFlow longer than a small
-    tensor takes the core. From the end, where backward begins."""
-    ops: list[list[int]] = []
-    bytes_of_last = OP_BYTES
-    for i in reversed(gradients):
-        bytes_of_this = bytes_of(variables[i]) or OP_BYTES
-        if bytes_of_last + bytes_of_this > OP_BYTES:
-            ops.append([])
-            bytes_of_last = 0
-        ops[-1].append(i)
-        bytes_of_last += bytes_of_this
-    return ops
 
 
 _of_tapes: dict[Any, MethodExchange] = {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -38,6 +39,49 @@ def _root(graph: Any) -> Any:
     return graph
 
 
+class _Names:
+    """The names of collectives that a graph has, counted."""
+
+    def __init__(self) -> None:
+        self._count: collections.Counter[str] = collections.Counter()
+        self._open: list[str] = []  # whose op has not been made
+
+    @staticmethod
+    def of(root: Any) -> _Names:
+        if not hasattr(root, "_dad_names"):
+            root._dad_names = _Names()
+        return root._dad_names
+
+    def take(self, base: str) -> int:
+        self._open.append(base)
+        self._count[base] += 1
+        return self._count[base] - 1
+
+    def keep(self) -> None:
+        self._open.clear()
+
+    def give_back(self) -> None:
+        for base in self._open:
+            self._count[base] -= 1
+        self._open.clear()
+
+
+def collective(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that puts collectives into a graph. What is refused on this rank takes no name: the others
+    know nothing of it, and count on."""
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except BaseException:
+            if not is_eager():
+                _Names.of(_root(_ops.get_default_graph())).give_back()
+            raise
+
+    return plain(call)
+
+
 def wire_name(kind: str, name: str | None = None, ignore_name_scope: bool = False) -> str:
     """The name of a collective between ranks. Empty in eager mode: kernels are kept by name there, and
     those without one count when they run."""
@@ -55,20 +99,25 @@ def wire_name(kind: str, name: str | None = None, ignore_name_scope: bool = Fals
     else:
         scope = "" if ignore_name_scope else graph.get_name_scope()
         base = f"{scope}/{name}" if scope else name
-    if not hasattr(root, "_dad_names"):
-        root._dad_names = collections.Counter()
-    number = root._dad_names[base]
-    root._dad_names[base] += 1
+    number = _Names.of(root).take(base)
     if name is None:
         return f"{base}.{number}"
     return f"{base}_{number}" if number else base
 
 
+def keep_names() -> None:
+    """The op that the names were for has been made."""
+    if not is_eager():
+        _Names.of(_root(_ops.get_default_graph())).keep()
+
+
 def run_any_time(tensors: Sequence[Any]) -> None:
-    """A tf.function runs stateful ops one after the other, in program order. Collectives find each other by
-    name and may run as soon as their inputs are there: while the backward pass goes on."""
+    """Of an op that has just been made. A tf.function runs stateful ops one after the other, in program
+    order. Collectives find each other by name and may run as soon as their inputs are there: while the
+    backward pass goes on."""
     if is_eager():
         return
+    keep_names()
     manager = getattr(_ops.get_default_graph(), "experimental_acd_manager", None)
     if manager is not None:
         manager.run_independently(tensors[0].op)

@@ -17,7 +17,7 @@ from dad.basics import Adasum, Average, Sum
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import Compression, compressor
-from dad.tensorflow.graph import is_eager, plain, run_any_time, wire_name
+from dad.tensorflow.graph import collective, is_eager, keep_names, run_any_time, wire_name
 
 
 def _set_size(number: int) -> int:
@@ -132,7 +132,7 @@ def _raw_alltoall(
 # allreduce
 
 
-@plain
+@collective
 def allreduce(
     tensor: Any,
     average: bool | None = None,
@@ -197,7 +197,7 @@ def allreduce_slices(
     return tf.IndexedSlices(values, indices, dense_shape=slices.dense_shape)
 
 
-@plain
+@collective
 def grouped_allreduce(
     tensors: Sequence[Any],
     average: bool | None = None,
@@ -216,6 +216,13 @@ def grouped_allreduce(
     results: list[Any] = list(tensors)
     if not results:
         return results
+    dense = [i for i, tensor in enumerate(results) if not isinstance(tensor, tf.IndexedSlices)]
+    # Whatever may be refused comes before the first op: in eager mode that sends.
+    chosen = compressor(compression, name or "")
+    process_set_id = set_id(process_set)
+    with tf.device(device_dense):
+        given = _tensors([results[i] for i in dense]) if dense else []
+        compressed = [chosen.compress(tensor) for tensor in given]
     for number, tensor in enumerate(results):
         if isinstance(tensor, tf.IndexedSlices):
             results[number] = allreduce(
@@ -228,19 +235,16 @@ def grouped_allreduce(
                 process_set=process_set,
                 ignore_name_scope=ignore_name_scope,
             )
-    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
     if not dense:
         return results
     with tf.device(device_dense):
-        chosen = compressor(compression, name or "")
-        compressed = [chosen.compress(tensor) for tensor in _tensors([tensors[i] for i in dense])]
         reduced = raw_allreduce(
             [tensor for tensor, _ in compressed],
             [wire_name("grouped_allreduce", name, ignore_name_scope)],
             op,
             prescale_factor,
             postscale_factor,
-            set_id(process_set),
+            process_set_id,
         )
         for i, tensor, (_, context) in zip(dense, reduced, compressed, strict=True):
             results[i] = chosen.decompress(tensor, context)
@@ -260,6 +264,7 @@ def _require_linear(op: Any, what: str) -> int:
 
 
 @tf.RegisterGradient("DadAllreduce")
+@collective
 def _allreduce_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     return raw_allreduce(
         _gradients(op, grads),
@@ -279,7 +284,7 @@ def _all_or_none_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
 # allgather
 
 
-@plain
+@collective
 def allgather(
     tensor: Any,
     name: str | None = None,
@@ -291,7 +296,7 @@ def allgather(
     return raw_allgather(_tensors([tensor]), [wire], set_id(process_set))[0]
 
 
-@plain
+@collective
 def grouped_allgather(
     tensors: Sequence[Any],
     name: str | None = None,
@@ -304,6 +309,7 @@ def grouped_allgather(
 
 
 @tf.RegisterGradient("DadAllgather")
+@collective
 def _allgather_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     process_set = op.get_attr("process_set")
     rank = _core.process_set_ranks(process_set).index(_core.rank())
@@ -320,7 +326,7 @@ def _allgather_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
 # broadcast
 
 
-@plain
+@collective
 def broadcast(
     tensor: Any,
     root_rank: int,
@@ -334,6 +340,7 @@ def broadcast(
 
 
 @tf.RegisterGradient("DadBroadcast")
+@collective
 def _broadcast_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     reduced = raw_allreduce(
         _gradients(op, grads),
@@ -346,7 +353,7 @@ def _broadcast_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     return [tensor * 0 for tensor in reduced]
 
 
-@plain
+@collective
 def broadcast_(
     variables: Sequence[Any],
     root_rank: int,
@@ -366,6 +373,7 @@ def resource(variable: Any) -> Any:
     return value if isinstance(value, tf.Variable) else variable
 
 
+@collective
 def broadcast_in_place(
     variables: Sequence[Any],
     root_rank: int,
@@ -390,6 +398,7 @@ def broadcast_in_place(
             process_set=set_id(process_set),
             user_waits=is_eager(),
         )
+        keep_names()
         operations.append(operation)
     return [] if is_eager() else operations
 
@@ -397,7 +406,7 @@ def broadcast_in_place(
 # alltoall
 
 
-@plain
+@collective
 def alltoall(
     tensor: Any,
     splits: Any = None,
@@ -431,6 +440,7 @@ def _check_splits(tensor: tf.Tensor, splits: Any, size: int) -> None:
 
 
 @tf.RegisterGradient("DadAlltoall")
+@collective
 def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
     back, _ = _raw_alltoall(
         tf.convert_to_tensor(grad), op.outputs[1], wire_name("alltoall_gradient"), op.get_attr("process_set")
@@ -441,7 +451,7 @@ def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
 # reducescatter
 
 
-@plain
+@collective
 def reducescatter(
     tensor: Any,
     device_dense: str = "",
@@ -461,7 +471,7 @@ def reducescatter(
     )[0]
 
 
-@plain
+@collective
 def grouped_reducescatter(
     tensors: Sequence[Any],
     device_dense: str = "",
@@ -504,6 +514,7 @@ def _reducescatter(
 
 
 @tf.RegisterGradient("DadReducescatter")
+@collective
 def _reducescatter_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
     process_set = op.get_attr("process_set")
     factor = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
@@ -516,14 +527,14 @@ def _reducescatter_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
 # join, barrier and the world as ops
 
 
-@plain
+@collective
 def join() -> tf.Tensor:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join."""
     return lib.dad_join(user_waits=is_eager())
 
 
-@plain
+@collective
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
     """Returns when all ranks have come here. In a graph it is an op."""
     return lib.dad_barrier(process_set=set_id(process_set), user_waits=is_eager())
