@@ -5,7 +5,7 @@ CPP_DIRS := $(wildcard dad_core torch_ops tf_ops python/bindings tests/cpp tests
 CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc' -o -name '*.cu')
 
 help:  ## this list
-	@sed -n 's/^\([a-z-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 setup:  ## system packages, .venv, the build, dad in .venv; a second run takes seconds
 	@scripts/setup.sh
@@ -30,6 +30,9 @@ test-again:  ## the Python tests that failed last: a busy machine may starve one
 
 test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
 	@scripts/sanitize.sh
+
+test-cuda12:  ## the kernels by nvcc 12.4, declarations against CUDA 12's headers; the first time 1.7 GB pass by
+	@scripts/cuda12.sh
 
 fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
 	@scripts/fuzz.sh
@@ -60,4 +63,4 @@ wheel: setup  ## a wheel in dist/, for the torch in .venv
 clean:  ## what was built; not .venv
 	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize fuzz lint format bench docs wheel clean
+.PHONY: help setup build demo test test-again test-sanitize test-cuda12 fuzz lint format bench docs wheel clean

@@ -35,7 +35,7 @@ Result<std::shared_ptr<State>> StateOf(const TensorSpec& spec, const ExchangeEnv
                                        const Make& make) {
   if (env.states == nullptr) return std::shared_ptr<State>(make());
   auto found = env.states->Get<State>({env.process_set, spec.stream, spec.name}, make);
-  if (found.ok()) return found;
+  if (found.ok() || found.status().code() == StatusCode::kUnavailable) return found;
   return Status::InvalidArgument("\"" + spec.name + "\": " + found.status().message());
 }
 

@@ -68,6 +68,10 @@ class Int8Exchange final : public Exchange {
   }
 
   Status Finish() override {
+    if (feedback_ && !any_not_finite_) {
+      state_->owner_residual = std::move(owner_left_);
+      state_->applied = std::move(applied_);
+    }
     if (step_.mine == nullptr) return Status::Ok();
     if (step_.report != nullptr) {
       step_.report->not_finite = any_not_finite_;
@@ -167,9 +171,11 @@ class Int8Exchange final : public Exchange {
     }
     T* applied = output_.data() + PieceBegin(group_.rank);
     QuantiseInt8<T>(sum.data(), count, bucket_, std::span(result_).subspan(1), applied);
+    // Both count when the step is over: on devices an owner may still refuse it.
     if (feedback_) {
-      state_->applied.assign(applied, applied + count);
-      for (size_t i = 0; i < sum.size(); ++i) state_->owner_residual[i] = sum[i] - applied[i];
+      applied_.assign(applied, applied + count);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] -= applied[i];
+      owner_left_ = std::move(sum);
     }
     Scale(applied, count);
     return Status::Ok();
@@ -218,6 +224,8 @@ class Int8Exchange final : public Exchange {
   StepInput step_;
   std::shared_ptr<Int8State<T>> state_;
   std::vector<T> own_piece_;
+  std::vector<T> owner_left_;  // of this rank's piece, as the next
+  std::vector<T> applied_;
   std::vector<std::byte> result_;
   std::vector<T> output_;
   bool any_not_finite_ = false;

@@ -49,6 +49,8 @@ class StateStore {
     std::shared_ptr<State> state = make();
     if (!entry.imported.empty()) {
       const Status status = state->Import(entry.imported);
+      // Where a device lacks memory for it the next step may find some.
+      if (status.code() == StatusCode::kUnavailable) return status;
       entry.imported.clear();
       if (!status.ok()) return status;
     }

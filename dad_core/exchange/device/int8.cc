@@ -7,6 +7,7 @@
 
 #include "codec/int_quantise.h"
 #include "exchange/by_method.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
 #include "exchange/int8.h"
 #include "exchange/int8_state.h"
@@ -109,6 +110,7 @@ class DeviceInt8Exchange final : public Exchange {
     pieces_ = {NumElements(spec_.shape), bucket_, group.size};
     any_not_finite_ = false;
     waited_for_ = nullptr;
+    refusal_.Clear();
     sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
     by_host_ = input.mine != nullptr && input.mine->input.device == DeviceType::kCpu;
     if (by_host_) {
@@ -117,9 +119,7 @@ class DeviceInt8Exchange final : public Exchange {
     }
     if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
     DAD_RETURN_IF_ERROR(bench_.Open());
-    DAD_RETURN_IF_ERROR(FindState());
-    state_->applied = {};
-    return input.mine == nullptr ? Status::Ok() : Quantise();
+    return OrRefuse(FindAndQuantise());
   }
 
   int num_rounds() const override { return 2; }
@@ -133,8 +133,12 @@ class DeviceInt8Exchange final : public Exchange {
   }
 
   Status Send(int round, int peer, GatherBuffer& out) override {
-    if (by_host_) return on_host_->Send(round, peer, out);
     const int64_t bytes = pieces_.MessageBytes(round, group_.rank, peer, group_);
+    if (refusal_.there()) {
+      if (bytes > 0) refusal_.Write(static_cast<size_t>(bytes), out);
+      return Status::Ok();
+    }
+    if (by_host_) return on_host_->Send(round, peer, out);
     if (bytes == 0) return Status::Ok();
     if (round == 1) {
       out.Reference(result_, static_cast<size_t>(bytes));
@@ -151,22 +155,35 @@ class DeviceInt8Exchange final : public Exchange {
   }
 
   Status Receive(int round, std::span<const ByteSpan> shares) override {
-    if (by_host_) return on_host_->Receive(round, shares);
     for (int r = 0; r < group_.size; ++r) {
       if (r == group_.rank) continue;
-      DAD_RETURN_IF_ERROR(
-          CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], ReceiveBytes(round, r)));
+      const ByteSpan share = shares[static_cast<size_t>(r)];
+      DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, ReceiveBytes(round, r)));
+      refusal_.Read(share, group_.size);
     }
-    return round == 0 ? Reduce(shares) : TakeResults(shares);
+    // Owners hear of it from those who refuse, all others from the owners.
+    if (refusal_.there()) return Status::Ok();
+    if (by_host_) return on_host_->Receive(round, shares);
+    return round == 0 ? OrRefuse(Reduce(shares)) : TakeResults(shares);
   }
 
   Status Finish() override {
+    if (refusal_.there()) {
+      if (!by_host_) Release();
+      return refusal_.status(spec_);
+    }
     if (by_host_) return on_host_->Finish();
     if (step_.mine != nullptr) {
       if (step_.report != nullptr) step_.report->not_finite = any_not_finite_;
       DAD_RETURN_IF_ERROR(
           output_.Deliver(bench_, T(1), static_cast<T>(spec_.postscale), any_not_finite_));
-      if (feedback_ && !any_not_finite_) state_->residual = std::move(left_);
+    }
+    if (feedback_ && !any_not_finite_) {
+      if (step_.mine != nullptr) state_->residual = std::move(left_);
+      if (pieces_.Size(group_.rank) > 0) {
+        state_->owner_residual = std::move(owner_left_);
+        state_->applied = std::move(applied_);
+      }
     }
     DAD_RETURN_IF_ERROR(Record());
     Release();
@@ -185,6 +202,19 @@ class DeviceInt8Exchange final : public Exchange {
     int not_finite = 0;
     std::memcpy(&not_finite, shares_, sizeof not_finite);
     return not_finite == 0;
+  }
+
+  // What this rank has not the memory for it says in its messages; the step goes on without it.
+  Status OrRefuse(const Status& status) {
+    if (status.ok() || !Refusal::Is(status)) return status;
+    refusal_.Note(group_.rank);
+    return Record();
+  }
+
+  Status FindAndQuantise() {
+    DAD_RETURN_IF_ERROR(FindState());
+    state_->applied = {};
+    return step_.mine == nullptr ? Status::Ok() : Quantise();
   }
 
   Status FindState() {
@@ -289,6 +319,7 @@ class DeviceInt8Exchange final : public Exchange {
     if (!pinned.ok()) return pinned.status();
     result_ = pinned.value();
     pinned.value()[0] = static_cast<std::byte>(any_not_finite_ ? 1 : 0);
+    output_ = {};
     if (step_.mine != nullptr) {
       DAD_RETURN_IF_ERROR(output_.Take(bench_, step_.mine->output, arena_));
     }
@@ -309,27 +340,31 @@ class DeviceInt8Exchange final : public Exchange {
       DAD_RETURN_IF_ERROR(
           bench_.Copy(output_.values() + pieces_.Begin(group_.rank), applied, num_bytes));
     }
+    // Both count when the step is over: another owner may still refuse it.
     if (feedback_) {
+      DAD_RETURN_IF_ERROR(state_->Take(count, owner_left_));
       DAD_RETURN_IF_ERROR(
-          bench_.Run<cuda::LeftKernel<T>>({sum, applied, count, state_->owner_residual.data()}));
-      DAD_RETURN_IF_ERROR(state_->Take(count, state_->applied));
-      DAD_RETURN_IF_ERROR(bench_.Copy(state_->applied.data(), applied, num_bytes));
+          bench_.Run<cuda::LeftKernel<T>>({sum, applied, count, owner_left_.data()}));
+      DAD_RETURN_IF_ERROR(state_->Take(count, applied_));
+      DAD_RETURN_IF_ERROR(bench_.Copy(applied_.data(), applied, num_bytes));
     }
     return Record();
   }
 
   Status TakeResults(std::span<const ByteSpan> shares) {
     if (step_.mine == nullptr) return Status::Ok();
+    Status decoded;
     for (int p = 0; p < group_.size; ++p) {
       const ByteSpan share = shares[static_cast<size_t>(p)];
       if (p == group_.rank || pieces_.Size(p) == 0) continue;
       if (share[0] != std::byte{0}) {
         any_not_finite_ = true;
-        continue;
+      } else if (decoded.ok()) {
+        decoded = Decode(share.subspan(1), p, false, output_.values() + pieces_.Begin(p));
+        if (!Refusal::Is(decoded)) DAD_RETURN_IF_ERROR(decoded);
       }
-      DAD_RETURN_IF_ERROR(Decode(share.subspan(1), p, false, output_.values() + pieces_.Begin(p)));
     }
-    return Status::Ok();
+    return Refusal::Late(spec_, group_.rank, decoded);
   }
 
   Status Record() {
@@ -343,7 +378,7 @@ class DeviceInt8Exchange final : public Exchange {
   void Release() {
     pinned_.ReleaseAfter(bench_, event_);
     arena_.Release();
-    left_ = {};
+    left_ = owner_left_ = applied_ = {};
   }
 
   const TensorSpec spec_;
@@ -363,7 +398,8 @@ class DeviceInt8Exchange final : public Exchange {
   DeviceArena arena_;
   PinnedKeep pinned_;
   PinnedKeep sent_;  // until the next step: it may be on its way for that long
-  typename DeviceInt8State<T>::Values left_;
+  ShortRefusal refusal_;
+  typename DeviceInt8State<T>::Values left_, owner_left_, applied_;
   T* own_ = nullptr;  // what our piece of our own decodes to
   const std::byte* shares_ = nullptr;
   const std::byte* result_ = nullptr;

@@ -6,6 +6,7 @@
 
 #include "codec/qsgd.h"
 #include "exchange/by_method.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
 #include "exchange/qsgd.h"
 #include "exchange/qsgd_state.h"
@@ -36,6 +37,7 @@ class DeviceQsgdExchange final : public Exchange {
     step_ = input;
     not_finite_rank_ = -1;
     waits_ = false;
+    refusal_.Clear();
     sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
     by_host_ = input.mine == nullptr || input.mine->input.device == DeviceType::kCpu;
     if (by_host_) return on_host_->Begin(input, group);
@@ -44,7 +46,10 @@ class DeviceQsgdExchange final : public Exchange {
     auto found = StateOf<QsgdState>(spec_, env_, [] { return std::make_shared<QsgdState>(); });
     if (!found.ok()) return found.status();
     state_ = std::move(found).value();
-    return Encode();
+    const Status encoded = Encode();
+    if (!Refusal::Is(encoded)) return encoded;
+    refusal_.Note(group_.rank);
+    return Record();
   }
 
   int num_rounds() const override { return 1; }
@@ -57,6 +62,10 @@ class DeviceQsgdExchange final : public Exchange {
   Status Send(int round, int peer, GatherBuffer& out) override {
     if (by_host_) return on_host_->Send(round, peer, out);
     if (!Travels(group_.rank, peer)) return Status::Ok();
+    if (refusal_.there()) {
+      refusal_.Write(static_cast<size_t>(QsgdShareBytes(count_, bits_)), out);
+      return Status::Ok();
+    }
     // The size is known beforehand, so a flagged share is as long as any other.
     out.AppendValue(static_cast<uint8_t>(Finite() ? 0 : 1));
     out.Reference(share_ + kFlagBytes, QsgdBytes(count_, bits_));
@@ -68,8 +77,14 @@ class DeviceQsgdExchange final : public Exchange {
   }
 
   Status Receive(int round, std::span<const ByteSpan> shares) override {
+    if (step_.mine != nullptr) {
+      for (const ByteSpan share : shares) refusal_.Read(share, group_.size);
+    }
+    if (refusal_.there()) return Status::Ok();
     if (by_host_) return on_host_->Receive(round, shares);
-    DAD_RETURN_IF_ERROR(result_.Take(bench_, step_.mine->output, arena_));
+    // Without the memory for a sum the shares are read all the same: whether the step counts is the
+    // matter of all.
+    Status added = result_.Take(bench_, step_.mine->output, arena_);
     for (int r = 0; r < group_.size; ++r) {
       const ByteSpan share = shares[static_cast<size_t>(r)];
       if (r != group_.rank) {
@@ -78,16 +93,20 @@ class DeviceQsgdExchange final : public Exchange {
       if (group_.Joined(r)) continue;
       if (r == group_.rank ? !Finite() : share[0] != std::byte{0}) {
         if (not_finite_rank_ < 0) not_finite_rank_ = r;
-      } else if (r == group_.rank) {
-        DAD_RETURN_IF_ERROR(Add(own_));
-      } else {
-        DAD_RETURN_IF_ERROR(AddShare(r, share.subspan(1)));
+      } else if (added.ok()) {
+        const Status status = r == group_.rank ? Add(own_) : AddShare(r, share.subspan(1));
+        if (!Refusal::Is(status)) DAD_RETURN_IF_ERROR(status);
+        added = status;
       }
     }
-    return Status::Ok();
+    return Refusal::Late(spec_, group_.rank, added);
   }
 
   Status Finish() override {
+    if (refusal_.there()) {
+      if (!by_host_) Release();
+      return refusal_.status(spec_);
+    }
     if (by_host_) return on_host_->Finish();
     const bool nothing = not_finite_rank_ >= 0;
     if (step_.report != nullptr) {
@@ -183,6 +202,7 @@ class DeviceQsgdExchange final : public Exchange {
   bool waits_ = false;  // the event is still to be told
   DeviceArena arena_;
   PinnedKeep sent_;  // until the next step: it may be on its way for that long
+  ShortRefusal refusal_;
   uint8_t* own_ = nullptr;
   const std::byte* share_ = nullptr;
   DeviceResult<T> result_;

@@ -4,7 +4,11 @@
 //
 //   u8 128 | text: which rank, and why
 //
-// For exchanges whose shares begin with a byte of flags that leaves that bit alone.
+// For exchanges whose shares begin with a byte of flags that leaves that bit alone. Where the
+// length of a share is known beforehand there may be no room for a text, and lack of memory is the
+// only reason:
+//
+//   u8 2 | u32 the first rank that refused | zeros
 #pragma once
 
 #include <cstdint>
@@ -14,6 +18,7 @@
 
 #include "exchange/exchange.h"
 #include "util/byte_io.h"
+#include "util/gather_buffer.h"
 
 namespace dad {
 
@@ -68,6 +73,38 @@ class Refusal {
  private:
   static constexpr uint8_t kFlag = 128;
   std::string why_;
+};
+
+class ShortRefusal {
+ public:
+  static constexpr size_t kBytes = 1 + sizeof(uint32_t);  // a share has as many, or more
+
+  void Clear() { rank_ = -1; }
+  bool there() const { return rank_ >= 0; }
+  void Note(int rank) { rank_ = there() && rank_ < rank ? rank_ : rank; }
+  // Notes a share that came, if it is one; not one that names nobody.
+  void Read(std::span<const std::byte> share, int num_ranks) {
+    ByteReader in(share);
+    if (in.Value<uint8_t>() != kFlag) return;
+    const auto rank = in.Value<uint32_t>();
+    if (in.ok() && rank < static_cast<uint32_t>(num_ranks)) Note(static_cast<int>(rank));
+  }
+  // Of `num_bytes`, as any other share.
+  void Write(size_t num_bytes, GatherBuffer& out) const {
+    out.AppendValue(kFlag);
+    out.AppendValue(static_cast<uint32_t>(rank_));
+    const std::vector<std::byte> zeros(num_bytes - kBytes);
+    out.Append(zeros.data(), zeros.size());
+  }
+  Status status(const TensorSpec& spec) const {
+    Refusal refusal;
+    refusal.Note(rank_, "out of device memory");
+    return refusal.status(spec);
+  }
+
+ private:
+  static constexpr uint8_t kFlag = 2;
+  int rank_ = -1;
 };
 
 }  // namespace dad

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "exchange/by_method.h"
+#include "exchange/device/refusal.h"
 #include "exchange/device/sparse_coder.h"
 #include "exchange/device/sparse_state.h"
 #include "exchange/device/transfer.h"
@@ -40,6 +41,7 @@ class DeviceSparseExchange final : public Exchange {
     any_replan_ = any_too_large_ = false;
     added_ = 0;
     stage_ = Stage::kComputing;
+    refusal_.Clear();
     kept_share_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
     by_host_ = input.mine != nullptr && input.mine->input.device == DeviceType::kCpu;
     if (by_host_) {
@@ -52,10 +54,7 @@ class DeviceSparseExchange final : public Exchange {
                                      std::to_string(input.mine->layers.size()));
     }
     DAD_RETURN_IF_ERROR(bench_.Open());
-    DAD_RETURN_IF_ERROR(FindState());
-    // The step before was used; what this one makes is put there when it is over.
-    state_->last.clear();
-    return Compute();
+    return OrRefuse(FindAndCompute());
   }
 
   int num_rounds() const override { return 1; }
@@ -70,7 +69,7 @@ class DeviceSparseExchange final : public Exchange {
     }
     if (stage_ == Stage::kHeads) {
       stage_ = Stage::kShare;
-      DAD_RETURN_IF_ERROR(MakeShare());
+      DAD_RETURN_IF_ERROR(OrRefuse(MakeShare()));
       return event_;
     }
     return DeviceEvent();
@@ -86,6 +85,8 @@ class DeviceSparseExchange final : public Exchange {
   }
 
   Status Receive(int round, std::span<const ByteSpan> shares) override {
+    ReadRefusals(shares);
+    if (refusal_.there()) return Status::Ok();
     if (by_host_) return on_host_->Receive(round, shares);
     for (int r = 0; r < group_.size; ++r) {
       if (r != group_.rank && !Travels(r, group_.rank)) {
@@ -93,20 +94,25 @@ class DeviceSparseExchange final : public Exchange {
       }
     }
     if (step_.mine == nullptr) return Status::Ok();
-    const LayerInput& layer = step_.mine->layers[0];
-    DAD_RETURN_IF_ERROR(result_[0].Take(bench_, layer.output, arena_));
-    if (settings_.layer.bias) {
-      DAD_RETURN_IF_ERROR(result_[1].Take(bench_, layer.output_bias, arena_));
-    }
+    // Without the memory for a sum the shares are read all the same: whether the step counts is the
+    // matter of all.
+    Status added = TakeResult();
     for (int r = 0; r < group_.size; ++r) {
       if (group_.Joined(r)) continue;
-      DAD_RETURN_IF_ERROR(r == group_.rank ? AddOwn()
-                                           : AddShare(r, shares[static_cast<size_t>(r)]));
+      adds_ = added.ok();
+      const Status status =
+          r == group_.rank ? AddOwn() : AddShare(r, shares[static_cast<size_t>(r)]);
+      if (!Refusal::Is(status)) DAD_RETURN_IF_ERROR(status);
+      if (added.ok()) added = status;
     }
-    return Status::Ok();
+    return Refusal::Late(spec_, group_.rank, added);
   }
 
   Status Finish() override {
+    if (refusal_.there()) {
+      if (!by_host_) Release();
+      return refusal_.status(spec_);
+    }
     if (by_host_) return on_host_->Finish();
     if (step_.mine == nullptr) return Status::Ok();
     const bool nothing = not_finite_rank_ >= 0;
@@ -167,7 +173,40 @@ class DeviceSparseExchange final : public Exchange {
     return state_->MakeRoom();
   }
 
+  // What this rank cannot do it says in its share; the step goes on without it.
+  Status OrRefuse(const Status& status) {
+    if (status.ok() || !Refusal::Is(status)) return status;
+    refusal_.Note(group_.rank, status.message());
+    ByteWriter out;
+    refusal_.Write(out);
+    refusal_share_ = out.bytes();
+    share_ = refusal_share_.data();
+    share_bytes_ = refusal_share_.size();
+    stage_ = Stage::kShare;
+    return Record();
+  }
+
+  // Of several that refuse the first counts.
+  void ReadRefusals(std::span<const ByteSpan> shares) {
+    const Refusal mine = std::exchange(refusal_, {});
+    if (step_.mine == nullptr) return;
+    for (int r = 0; r < group_.size; ++r) {
+      if (r != group_.rank) {
+        refusal_.Read(shares[static_cast<size_t>(r)]);
+      } else if (mine.there()) {
+        refusal_.Note(mine.why());
+      }
+    }
+  }
+
   // ---- this rank's share
+
+  Status FindAndCompute() {
+    DAD_RETURN_IF_ERROR(FindState());
+    // The step before was used; what this one makes is put there when it is over.
+    state_->last.clear();
+    return Compute();
+  }
 
   // What comes to the host first: {not_finite}, a head for each part, one for each chunk.
   static constexpr size_t kHeadsBegin = 16;
@@ -421,6 +460,13 @@ class DeviceSparseExchange final : public Exchange {
 
   // ---- the sum of all shares
 
+  Status TakeResult() {
+    const LayerInput& layer = step_.mine->layers[0];
+    result_[0] = result_[1] = {};
+    DAD_RETURN_IF_ERROR(result_[0].Take(bench_, layer.output, arena_));
+    return settings_.layer.bias ? result_[1].Take(bench_, layer.output_bias, arena_) : Status::Ok();
+  }
+
   // Where an element of r is summed up.
   T* SumAt(int64_t begin) const {
     const int64_t weight = settings_.weight_count();
@@ -438,6 +484,7 @@ class DeviceSparseExchange final : public Exchange {
     Note(group_.rank, std::to_integer<int>(share_[0]));
     for (const DeviceWords<T>& own : own_) {
       added_ += own.count;
+      if (!adds_) continue;
       DAD_RETURN_IF_ERROR(AddWords(bench_, settings_,
                                    reinterpret_cast<const uint32_t*>(own.words.get()), own.count,
                                    own.values, SumAt(own.begin)));
@@ -465,7 +512,7 @@ class DeviceSparseExchange final : public Exchange {
   Status AddChunk(const SparseWords<T>& chunk, int64_t part_begin) {
     const auto count = static_cast<int64_t>(chunk.words.size());
     added_ += count;
-    if (count == 0) return Status::Ok();
+    if (count == 0 || !adds_) return Status::Ok();
     const auto bytes = std::as_bytes(std::span(chunk.words));
     DeviceArena work;
     auto* words = work.Take<uint32_t>(bench_, count);
@@ -531,7 +578,10 @@ class DeviceSparseExchange final : public Exchange {
   std::vector<DeviceWords<T>> own_;
   const std::byte* share_ = nullptr;
   size_t share_bytes_ = 0;
+  Refusal refusal_;
+  std::vector<std::byte> refusal_share_;
   DeviceResult<T> result_[2];
+  bool adds_ = true;  // there is memory to add shares in
   int64_t added_ = 0;
   int not_finite_rank_ = -1;
   bool any_replan_ = false;

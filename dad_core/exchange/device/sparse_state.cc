@@ -87,7 +87,7 @@ Status DeviceSparseState<T>::MakeRoom() {
   };
   DAD_RETURN_IF_ERROR(zeros(num_bytes(), r));
   if (settings_.has_variance()) DAD_RETURN_IF_ERROR(zeros(num_bytes(), v));
-  return zeros(2 * sizeof(double), mean_rms);
+  return zeros(2 * sizeof(double), mean_rms);  // the last: it says that all are there
 }
 
 #define DAD_INSTANTIATE(T)                                                                   \
