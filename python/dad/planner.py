@@ -34,8 +34,15 @@ def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
         autos = {layer.name for layer in layers if isinstance(layer.method, _methods.Auto)}
         spent = sum(choice.num_bytes for choice in plan.choices if autos.intersection(choice.layers))
         if not budgets or spent <= min(budgets):
-            break
-    return plan
+            return plan
+    over = f"; over the budget of {min(budgets)} bytes: {spent:.0f} are the least"
+    return replace(
+        plan,
+        choices=[
+            replace(choice, why=choice.why + over) if autos.intersection(choice.layers) else choice
+            for choice in plan.choices
+        ],
+    )
 
 
 def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
@@ -305,7 +312,12 @@ def _low_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
     rank = min(method.rank, layer.out, columns)
     if rank * (layer.out + columns) * _value_bits(layer, method) >= 8 * layer.elements:
         return _rest(layer, method, costs, f"too small for rank {method.rank}")
-    return _by_rank(layer, method, costs)
+    choice = _by_rank(layer, method, costs)
+    dense_bytes = costs.dense_bytes(layer)
+    if choice.num_bytes >= dense_bytes:  # gather, whose bytes grow with the number of ranks
+        sizes = f"would take {choice.num_bytes / 1e3:.1f} kB, dense takes {dense_bytes / 1e3:.1f} kB"
+        return _rest(layer, method, costs, f"rank {method.rank} from each of {costs.size} ranks {sizes}")
+    return choice
 
 
 def _value_bits(layer: Layer, method: _methods.RankDad) -> int:

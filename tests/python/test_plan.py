@@ -129,6 +129,15 @@ def test_owners_have_even_loads():
     assert max(loads) < 1.2 * min(loads)
 
 
+def test_gather_between_many_ranks_is_not_more_than_dense():
+    method = C.rank_dad(60, combine="gather", wire="fp32")
+    wide = {size: layer("w", 512, 512, method=method, size=size) for size in (8, 16)}
+    plans = {size: made([one], planner.replace(SLOW, size=size))["w"] for size, one in wide.items()}
+    assert plans[8].kind == "low_rank"
+    assert plans[16].kind == "int8" and "3686.4 kB, dense takes 1966.1 kB" in plans[16].why
+    assert plans[16].num_bytes < SLOW.dense_bytes(wide[16])
+
+
 def test_a_budget_is_met_where_a_lower_rank_can():
     tokens = [
         Layer(f"l{i}", 256, 256, 4, True, C.auto(), (Observation(rows=64, samples=2, row_bytes=4),) * 4)
@@ -144,7 +153,10 @@ def test_a_budget_is_met_where_a_lower_rank_can():
     assert rank == "32"
     assert spent(int(free) + 1) == (free, "32")
     assert spent(int(free / 2) + 1)[0] <= free / 2 + 1
-    assert spent(1)[1] == "1"  # it cannot be met: as little as there is
+    least, rank = spent(1)  # it cannot be met: as little as there is
+    assert rank == "1"
+    (choice,) = made([planner.replace(tokens[0], method=C.auto(budget=1))]).values()
+    assert choice.why.endswith(f"over the budget of 1 bytes: {least / 3:.0f} are the least")
 
 
 def test_exact_weighs_the_product_of_all_rows():

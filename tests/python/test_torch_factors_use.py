@@ -266,6 +266,19 @@ def check_evaluation_between_steps():
     steps(model, optimizer, backward)
 
 
+def check_weights_that_change_between_backward_and_step():
+    def backward(model):
+        plain(model)
+        for param in model.parameters():
+            param.data.mul_(0.9)
+
+    for activation in (nn.ReLU, nn.GELU):
+        model = fu.Chain(activation).double()
+        optimizer = distributed(model, "edad")
+        steps(model, optimizer, backward)
+        assert {row["method"] for row in optimizer.plan()} == {"edad"}
+
+
 def check_inputs_and_weights_that_are_not_contiguous():
     model = net()
     with torch.no_grad():

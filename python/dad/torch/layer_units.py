@@ -33,6 +33,8 @@ _RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if n
 
 # Kinds of choices that keep what they do not send, hence in units without loss scale.
 _LOSSY = ("low_rank", "sparse")
+# Activations whose derivative is found from what went into them (dad_core/exchange/activation.h).
+_FROM_INPUT = {"gelu", "gelu_tanh", "silu"}
 # A part of a gradient that came formed, and the sum of the squares of its samples.
 _Part = tuple[torch.Tensor | None, torch.Tensor | None]
 
@@ -223,6 +225,36 @@ class LayerUnit(Unit):
         self._marks = [
             word.split(":")[1:] for word in choice.text.split(";") if word.startswith("layer=")
         ]  # of each layer: what the plan says about it
+        # In a chain: the weights and biases that this step's backward() went through.
+        self._through: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        self._saw_backward = False
+
+    def reset(self, passes: int) -> None:
+        if self.handle is not None:
+            self._through = []  # what is left to itself may still read them
+        self._saw_backward = False
+        super().reset(passes)
+
+    def expect(self) -> None:
+        super().expect()
+        self._saw_backward = True
+        if len(self.weights) > 1:
+            self._copy_weights()
+
+    def _copy_weights(self) -> None:
+        """Deltas are recomputed while backward() goes on and after it, when the weights may have changed:
+        users decay them by hand, or put back what they had perturbed."""
+        if not self._through:
+            self._through = [
+                (_memory_like(weight), _memory_like(bias) if bias is not None else None)
+                for weight, bias in zip(self.weights, self.biases, strict=True)
+            ]
+        for i, (weight, bias) in enumerate(self._through):
+            # The lowest has no layer below that it would hand D to; then only h is found with it.
+            if i > 0 or not _FROM_INPUT.isdisjoint(self._marks[i]):
+                weight.copy_(self.weights[i].param.detach())
+            if bias is not None:
+                bias.copy_(self.biases[i].param.detach())
 
     def _send(self, sync: GradientSync) -> None:
         # A layer that hands D down is in two units; the segments are the chain's.
@@ -234,9 +266,14 @@ class LayerUnit(Unit):
         forms = lossy and sync.forms_on_device(self.weights[0])
         strays = [slot.segments if forms else self._strays(i) for i, slot in enumerate(self.weights)]
         derive = [self._link_holds(i, strays) for i in range(len(self.weights))]
+        in_chain = len(self.weights) > 1
+        if in_chain and not self._saw_backward:
+            # In the step that was observed the weights may have changed since: all ranks send their D.
+            derive = [False] * len(self.weights)
+            self._copy_weights()
         layers = []
         for i, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
-            if i + 1 < len(self.weights) and not derive[i] and weight.segments:
+            if self._saw_backward and i + 1 < len(self.weights) and not derive[i] and weight.segments:
                 weight.unlinked = replan = True
             # An empty batch leaves empty segments, in all layers of a chain alike.
             rows = [s for s in weight.segments if s not in strays[i] and num_rows(s)]
@@ -255,7 +292,6 @@ class LayerUnit(Unit):
                 output = weight.new_output(reuse=dense is not weight.param.grad)
                 if bias is not None:
                     output_bias = bias.new_output(reuse=dense_bias is not bias.param.grad)
-            in_chain = len(self.weights) > 1
             layers.append(
                 (
                     rows,
@@ -264,8 +300,7 @@ class LayerUnit(Unit):
                     dense_bias,
                     output,
                     output_bias,
-                    weight.param.detach().contiguous() if in_chain else None,
-                    bias.param.detach().contiguous() if in_chain and bias is not None else None,
+                    *(self._through[i] if in_chain else (None, None)),
                     square,
                     bias_square,
                 )
@@ -367,6 +402,10 @@ class LayerUnit(Unit):
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
             slot.take_result(output if self.choice.kind in _LOSSY else sync.normalise(output))
+
+
+def _memory_like(slot: Slot) -> torch.Tensor:
+    return torch.empty_like(slot.param, memory_format=torch.contiguous_format, requires_grad=False)
 
 
 def _joined(slot: Slot, formed: torch.Tensor | None, stray: torch.Tensor | None) -> _Part:
