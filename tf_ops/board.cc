@@ -73,6 +73,7 @@ void Board::Begin(int64_t trace, std::vector<int64_t> counts,
           planner(id_, trace, step, counts.data(), static_cast<int64_t>(counts.size()));
       std::lock_guard lock(mutex_);
       const std::string why = std::exchange(failure_, "");
+      parted_ = parted_ || code == 1;
       status = code == 0     ? Status::Ok()
                : code == 1   ? Status::FailedPrecondition(why)
                : why.empty() ? Status::Internal("the planner failed")
@@ -96,6 +97,17 @@ void Board::Add(Note note) {
   std::lock_guard lock(mutex_);
   notes_.push_back(note);
   ask_ = true;  // all ranks have the same note
+}
+
+void Board::Part() {
+  std::lock_guard lock(mutex_);
+  parted_ = true;
+  ask_ = true;
+}
+
+bool Board::TakeParted() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(parted_, false);
 }
 
 void Board::Set(std::vector<PairWays> ways, std::vector<Chain> chains, int64_t ask_at_step) {
@@ -216,6 +228,11 @@ DAD_FOR_PYTHON void dad_tf_set_board(int64_t id, const char* text, int64_t ask_a
 
 DAD_FOR_PYTHON void dad_tf_fail_board(int64_t id, const char* message) {
   if (const auto board = dad_tensorflow::FindBoard(id)) board->Fail(message);
+}
+
+DAD_FOR_PYTHON int dad_tf_take_parted(int64_t id) {
+  const auto board = dad_tensorflow::FindBoard(id);
+  return board && board->TakeParted() ? 1 : 0;
 }
 
 DAD_FOR_PYTHON void dad_tf_ask_again(int64_t id) {

@@ -71,6 +71,8 @@ class Board {
   PairWays Ways(int pair) const;
   std::vector<Chain> Chains() const;
   void Add(Note note);
+  // Ranks disagreed: before the next step they have to compare what they are about.
+  void Part();
   // What was kept for the tensor of this name while it went another way: added to its next result,
   // the same on all ranks. Empty if there is nothing.
   std::vector<double> TakeReturned(const std::string& name);
@@ -79,6 +81,7 @@ class Board {
   void Set(std::vector<PairWays> ways, std::vector<Chain> chains, int64_t ask_at_step);
   void Fail(std::string message);
   std::vector<Note> TakeNotes();
+  bool TakeParted();
   void AskAgain();
   void Return(std::string name, std::vector<double> values);
 
@@ -96,6 +99,7 @@ class Board {
   int64_t steps_ = 0;                                    // that have begun
   int64_t ask_at_step_ = 0;  // negative: not because of the number of steps
   bool ask_ = true;
+  bool parted_ = false;
   const void* engine_ = nullptr;  // for which the ways were made
   int64_t joins_ = 0;             // when they were
 };

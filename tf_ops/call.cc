@@ -133,7 +133,8 @@ dad::OutputAllocator Call::Allocator(int first_output) {
   };
 }
 
-void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success) {
+void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success,
+                 OnError on_error) {
   const std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
   if (!engine) {
     return Fail(Status::InvalidArgument("dad has not been initialized; call init() first"));
@@ -142,6 +143,7 @@ void Call::Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess 
   engine_ = engine;
   SetStep(requests, user_waits);
   on_success_ = std::move(on_success);
+  on_error_ = std::move(on_error);
   num_open_ = requests.size();
   cancellation_ = context_->cancellation_manager();
   if (cancellation_ != nullptr) {
@@ -249,6 +251,7 @@ void Call::PartDone(size_t place, const std::shared_ptr<dad::Ticket>& ticket,
     if (const auto engine = all_have_it ? self->engine_.lock() : nullptr) {
       engine->GiveUp(self->step_, error);
     }
+    if (!error.ok() && self->on_error_) self->on_error_(error);
     self->Finish(ToTensorFlow(error), true);
   });
 }

@@ -52,7 +52,10 @@ class Call : public std::enable_shared_from_this<Call> {
   // `on_success` may set outputs; it gets the tickets in the order of the requests.
   using Tickets = dad::Engine::Tickets;
   using OnSuccess = std::function<absl::Status(tensorflow::OpKernelContext*, const Tickets&)>;
-  void Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success = nullptr);
+  // `on_error` is called before `done` where the requests have ended otherwise.
+  using OnError = std::function<void(const dad::Status&)>;
+  void Start(std::vector<dad::Request> requests, bool user_waits, OnSuccess on_success = nullptr,
+             OnError on_error = nullptr);
 
   // Ends the call with an error.
   void Fail(const dad::Status& status);
@@ -72,6 +75,7 @@ class Call : public std::enable_shared_from_this<Call> {
   tensorflow::OpKernelContext* const context_;
   tensorflow::AsyncOpKernel::DoneCallback done_;
   OnSuccess on_success_;
+  OnError on_error_;
   Tickets tickets_;  // by request; guarded by mutex_ until all have ended
   std::vector<tensorflow::Tensor> held_;
   std::vector<std::optional<tensorflow::Tensor>> gathered_;  // by output; what Allocator() made

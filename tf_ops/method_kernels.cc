@@ -357,26 +357,29 @@ void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
           .turned = {}};
   if (const Status status = AddRequests(*board, &run); !status.ok()) return call->Fail(status);
   Form(context, run.products);
-  call->Start(std::move(run.requests), user_waits_,
-              [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes),
-               turned = std::move(run.turned)](OpKernelContext* results,
-                                               const Call::Tickets& tickets) mutable {
-                for (const Turned& one : turned) {
-                  Transpose(one.from, results->mutable_output(one.output));
-                }
-                for (size_t i = 0; i < tickets.size(); ++i) {
-                  notes[i].value = tickets[i]->value();
-                  if (notes[i].value > 0) board->Add(notes[i]);
-                }
-                for (size_t i = 0; i < names_.size(); ++i) {
-                  const std::vector<double> more = board->TakeReturned(names_[i]);
-                  if (!more.empty()) {
-                    AddTo(results->mutable_output(static_cast<int>(i)), more, loss_scale,
-                          transposed_[i]);
-                  }
-                }
-                return absl::OkStatus();
-              });
+  call->Start(
+      std::move(run.requests), user_waits_,
+      [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes),
+       turned = std::move(run.turned)](OpKernelContext* results,
+                                       const Call::Tickets& tickets) mutable {
+        for (const Turned& one : turned) {
+          Transpose(one.from, results->mutable_output(one.output));
+        }
+        for (size_t i = 0; i < tickets.size(); ++i) {
+          notes[i].value = tickets[i]->value();
+          if (notes[i].value > 0) board->Add(notes[i]);
+        }
+        for (size_t i = 0; i < names_.size(); ++i) {
+          const std::vector<double> more = board->TakeReturned(names_[i]);
+          if (!more.empty()) {
+            AddTo(results->mutable_output(static_cast<int>(i)), more, loss_scale, transposed_[i]);
+          }
+        }
+        return absl::OkStatus();
+      },
+      [board](const Status& error) {
+        if (error.code() == dad::StatusCode::kFailedPrecondition) board->Part();
+      });
 }
 
 // Pairs of weights and biases.

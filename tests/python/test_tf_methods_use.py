@@ -169,6 +169,9 @@ def check_ranks_that_disagree_all_get_an_error():
         tf.errors.FailedPreconditionError, lambda: step(tf.constant(x), tf.constant(y)), "rank=2", "rank=3"
     )
     assert float(hvd().allreduce(np.float32(hvd().rank()), op=hvd().Sum)) == sum(range(hvd().size()))
+    # They go on together, with a tape that only one of them has had.
+    for _ in range(2):
+        make_step(model, "rank_dad:rank=2", compiled=True)(tf.constant(x), tf.constant(y))
     # A rank without a method, or in its warm-up, sends while another one plans. What it has sent does not stay
     # behind: the names can be used again.
     mixture = hvd().Compression.per_layer({"*/kernel": "rank_dad:rank=2", "*": "none"})

@@ -186,6 +186,8 @@ class Board:
         """Ranks that may have parted compare; if they differ they begin anew."""
         joins = library.dad_tf_num_joins()
         outdated = self.plan is not None and self.plan.size != self._circle.size
+        # Ranks that disagreed may go on with boards that have seen different steps.
+        self._unsure |= bool(library.dad_tf_take_parted(self.id))
         if joins == self._joins and not self._unsure and not outdated:
             return
         self._joins = joins

@@ -6,6 +6,7 @@ import collections
 import os
 import sys
 import weakref
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -33,12 +34,24 @@ from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_o
 TAPE_STREAM = 1 << 20
 _first_optimizer_stream = TAPE_STREAM + 1
 _num_optimizers: collections.Counter[int | None] = collections.Counter()
+# Those of tapes by methods, which keep something between steps.
+_first_tape_stream, _NUM_TAPE_STREAMS = 1 << 30, 1 << 30
+_num_tapes: collections.Counter[tuple[int | None, str]] = collections.Counter()
 
 
 def new_stream(process_set: ProcessSet) -> int:
     """For one optimizer; the same on all ranks of the set, which make their optimizers in the same order."""
     _num_optimizers[process_set.process_set_id] += 1
     return _first_optimizer_stream + _num_optimizers[process_set.process_set_id]
+
+
+def _tape_stream(process_set: ProcessSet, settings: str) -> int:
+    """For tapes with these settings. By these, and not by the order in which they come: a rank that had
+    others for a while, and got an error for it, has the same as the rest when it goes on as they do."""
+    number = process_set.process_set_id
+    _num_tapes[number, settings] += 1
+    text = f"{settings} {_num_tapes[number, settings]}"
+    return _first_tape_stream + zlib.crc32(text.encode()) % _NUM_TAPE_STREAMS
 
 
 def is_elastic() -> bool:
@@ -253,7 +266,8 @@ class GradientReducer:
             settings = (self.compression.spec(), self.op, self.prescale, self.process_set.process_set_id)
             key = (*settings, *(id(variable) for variable in resources))
             if key not in _of_tapes:
-                _of_tapes[key] = self._new_exchange(new_stream(self.process_set))
+                of_variables = repr((*settings, self._names(variables)))
+                _of_tapes[key] = self._new_exchange(_tape_stream(self.process_set, of_variables))
                 weakref.finalize(resources[0], _of_tapes.pop, key, None)
             self.by_method = found = _of_tapes[key]
         if not is_eager():
