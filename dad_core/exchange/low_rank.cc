@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <deque>
 #include <limits>
 #include <vector>
@@ -11,6 +10,7 @@
 #include "exchange/layer_result.h"
 #include "exchange/low_rank_share.h"
 #include "exchange/low_rank_state.h"
+#include "exchange/power_share.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
 #include "exchange/state_store.h"
@@ -303,8 +303,6 @@ class LowRankExchange final : public Exchange {
     return Status::Ok();
   }
 
-  Status Malformed(int rank) const { return MalformedLowRank(spec_, rank); }
-
   ByteSpan OwnersShare(std::span<const ByteSpan> shares) const {
     return shares[static_cast<size_t>(settings_.owner)];
   }
@@ -360,48 +358,21 @@ class LowRankExchange final : public Exchange {
   Status MeanOf(int round, std::span<const ByteSpan> shares, const std::vector<T>& own,
                 std::vector<T>& mean) {
     mean.assign(static_cast<size_t>(settings_.options.rank * (round == 0 ? m() : columns())), T(0));
-    std::vector<T> values(mean.size());
+    std::vector<T> values;
     for (int r = 0; r < group_.size; ++r) {
       if (group_.Joined(r)) continue;
       if (r == group_.rank) {
         Note(r, state_->finite, step_.mine->replan);
-        if (!state_->finite) continue;
-        values = own;
-      } else {
-        ByteReader in(shares[static_cast<size_t>(r)]);
-        const auto flags = in.Value<uint8_t>();
-        Note(r, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
-        const ByteSpan bytes =
-            in.Take((flags & kLowRankNotFinite) != 0 ? 0 : values.size() * sizeof(T));
-        if (!in.AtEnd()) return Malformed(r);
-        if (bytes.empty()) continue;
-        std::memcpy(values.data(), bytes.data(), bytes.size());
+        if (state_->finite) AddWeighted<T>(own, RankWeight(), mean);
+        continue;
       }
-      for (size_t i = 0; i < mean.size(); ++i) mean[i] += values[i] * RankWeight();
+      uint8_t flags = 0;
+      DAD_RETURN_IF_ERROR(ReadPowerShare(spec_, r, shares[static_cast<size_t>(r)],
+                                         static_cast<int64_t>(mean.size()), flags, values));
+      Note(r, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
+      AddWeighted<T>(values, RankWeight(), mean);
     }
     return Status::Ok();
-  }
-
-  // Rows made orthonormal in turn, in double; one that is nothing but rounding becomes zero.
-  static void Orthonormalise(MatrixView<T> p) {
-    for (int64_t k = 0; k < p.rows; ++k) {
-      double before = 0;
-      for (int64_t i = 0; i < p.cols; ++i) before += double{p.row(k)[i]} * p.row(k)[i];
-      for (int turn = 0; turn < 2; ++turn) {
-        for (int64_t other = 0; other < k; ++other) {
-          double dot = 0;
-          for (int64_t i = 0; i < p.cols; ++i) dot += double{p.row(k)[i]} * p.row(other)[i];
-          for (int64_t i = 0; i < p.cols; ++i) {
-            p.row(k)[i] = static_cast<T>(p.row(k)[i] - dot * p.row(other)[i]);
-          }
-        }
-      }
-      double norm = 0;
-      for (int64_t i = 0; i < p.cols; ++i) norm += double{p.row(k)[i]} * p.row(k)[i];
-      const double tiny = sizeof(T) == 8 ? 1e-24 : 1e-12;
-      const double inverse = norm > tiny * before && norm > 0 ? 1.0 / std::sqrt(norm) : 0.0;
-      for (int64_t i = 0; i < p.cols; ++i) p.row(k)[i] = static_cast<T>(p.row(k)[i] * inverse);
-    }
   }
 
   Status ReceivePower(int round, std::span<const ByteSpan> shares) {
@@ -411,7 +382,7 @@ class LowRankExchange final : public Exchange {
       std::vector<T>& sum = round == 0 ? result_.ut : result_.vt;
       DAD_RETURN_IF_ERROR(
           MeanOf(round, shares, round == 0 ? state_->sent.ut : state_->sent.vt, sum));
-      if (round == 0) Orthonormalise(ViewOf(result_.ut.data(), r, m()));
+      if (round == 0) OrthonormaliseRows(ViewOf(result_.ut.data(), r, m()));
       WriteFromOwner();
       if (!any_not_finite_) {
         const auto* bytes = reinterpret_cast<const std::byte*>(sum.data());
@@ -421,15 +392,11 @@ class LowRankExchange final : public Exchange {
     }
     if (step_.mine == nullptr) return Status::Ok();
     if (!IsOwner()) {
-      ByteReader in(OwnersShare(shares));
-      const auto flags = in.Value<uint8_t>();
+      uint8_t flags = 0;
+      DAD_RETURN_IF_ERROR(ReadPowerShare(spec_, settings_.owner, OwnersShare(shares),
+                                         r * (round == 1 ? m() : columns()), flags,
+                                         round == 1 ? result_.ut : result_.vt));
       Note(-1, (flags & kLowRankNotFinite) == 0, (flags & kLowRankReplan) != 0);
-      std::vector<T>& values = round == 1 ? result_.ut : result_.vt;
-      values.resize(static_cast<size_t>(r * (round == 1 ? m() : columns())));
-      const ByteSpan bytes =
-          in.Take((flags & kLowRankNotFinite) != 0 ? 0 : values.size() * sizeof(T));
-      if (!in.AtEnd()) return Malformed(settings_.owner);
-      if (!bytes.empty()) std::memcpy(values.data(), bytes.data(), bytes.size());
     }
     if (round == 1) {
       state_->sent.vt.assign(static_cast<size_t>(r * columns()), T(0));
@@ -441,15 +408,17 @@ class LowRankExchange final : public Exchange {
     }
     result_.k = r;
     if (!any_not_finite_) {
+      const std::vector<T> start = NextPowerStart(ViewOf<const T>(result_.vt.data(), r, columns()));
+      const MatrixView<const T> next = ViewOf<const T>(start.data(), r, columns());
       if (settings_.feedback == Feedback::kNone) {
         state_->rank.Undo(env_.cpu_level, terms_);
-        state_->rank.Subtract({}, ViewOf<const T>(result_.vt.data(), r, columns()));
+        state_->rank.Subtract({}, next);
       } else {
         // The mean counts all ranks; those that have joined subtract nothing.
         SentFactors<T> mine = result_;
         const T share = static_cast<T>(group_.size) / static_cast<T>(NumActive());
         for (T& value : mine.vt) value *= share;
-        state_->rank.Subtract(std::move(mine), ViewOf<const T>(result_.vt.data(), r, columns()));
+        state_->rank.Subtract(std::move(mine), next);
       }
     }
     return Status::Ok();

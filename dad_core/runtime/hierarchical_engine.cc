@@ -57,8 +57,12 @@ class HierarchicalEngine final : public Engine {
 
   std::shared_ptr<Ticket> Submit(Request request) override {
     if (request.kind == OpKind::kJoin) return Join(std::move(request));
-    return Climbs(request) ? hierarchy_->Submit(std::move(request))
-                           : engine_->Submit(std::move(request));
+    if (Climbs(request)) return hierarchy_->Submit(std::move(request));
+    // Where another rank's climbs, the two meet by their name (hierarchy.cc).
+    if (request.kind == OpKind::kAllReduce && request.process_set == 0) {
+      request.terms = Hierarchy::TermsOf(request);
+    }
+    return engine_->Submit(std::move(request));
   }
 
   void GiveUp(uint64_t step, const Status& why) override { engine_->GiveUp(step, why); }
@@ -110,6 +114,7 @@ class HierarchicalEngine final : public Engine {
       const std::shared_ptr<Ticket> joined = engine_->Submit(request);
       joined->OnDone([this, outer, joined](const Status& status) {
         joins_ = false;
+        hierarchy_->AllHaveJoined();
         outer->result_value = joined->value();
         outer->Complete(status);
       });

@@ -7,7 +7,9 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <set>
 #include <sstream>
+#include <string>
 #include <string_view>
 #include <utility>
 
@@ -88,6 +90,28 @@ class Hierarchy::OpenClimbs {
   std::function<void()> then_;
 };
 
+// Names of which all ranks know that they go from host to host. By name alone: what else differs is
+// seen inside a host, where a rank that met all others again would be waited for.
+class Hierarchy::AgreedNames {
+ public:
+  bool Has(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return names_.contains(name);
+  }
+  void Add(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    names_.insert(name);
+  }
+  void Clear() {
+    const std::lock_guard lock(mutex_);
+    names_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::string> names_;
+};
+
 // One request on its way: inside the host, across, inside again. Each step is submitted when the
 // one before is done, by the thread that says so; nobody waits in between.
 //
@@ -105,14 +129,34 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
         plan_(hierarchy.plan_),
         host_(hierarchy.host_),
         open_(hierarchy.open_),
+        agreed_(hierarchy.agreed_),
         host_set_(hierarchy.host_set_),
         leader_set_(hierarchy.leader_set_),
         leads_(hierarchy.leads()),
         request_(std::move(request)),
         pieces_(std::move(pieces)) {}
 
+  // The first of its name meets those who would go between all ranks by themselves: an allgather,
+  // or exact factors. They would wait for each other for ever, in sets of their own.
   void Start() {
     open_->Add(shared_from_this());
+    if (!request_.recurring || agreed_->Has(request_.name)) return Up(nullptr);
+    Request request;
+    request.name = request_.name;
+    request.op = request_.op;
+    request.terms = TermsOf(request_);
+    request.stream = request_.stream;
+    request.step = request_.step;
+    request.recurring = false;
+    request.tensors.emplace_back();
+    request.tensors[0].input.shape = request.tensors[0].output.shape = {0};
+    Follow(std::move(request), &Climb::Agreed);
+  }
+  void Agreed(const Ticket*) {
+    agreed_->Add(request_.name);
+    Up(nullptr);
+  }
+  void Up(const Ticket*) {
     if (host_set_ < 0) return Across(nullptr);  // its own sum
     Follow(Inside(OpKind::kAllReduce, "host"), &Climb::Across);
   }
@@ -185,7 +229,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.stream = request_.stream;
     request.recurring = request_.recurring;
     request.op = OpOfSteps();
-    request.terms = Terms();
+    request.terms = TermsOf(request_);
     for (const HostPiece& piece : pieces_) {
       if (kind == OpKind::kBroadcast && !piece.result) continue;
       Contribution tensor;
@@ -200,14 +244,6 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
   }
 
-  // Steps do not show it all, and only leaders take all of them.
-  std::string Terms() const {
-    std::ostringstream terms;
-    terms << Name(request_.op) << ", prescale " << request_.prescale << ", postscale "
-          << request_.postscale << ", method " << request_.method;
-    return terms.str();
-  }
-
   // The sums of the hosts, in the outputs by now. Scaling is left to this step.
   void Across(const Ticket* before) {
     if (before != nullptr && IsAbsent(before, host_.front())) {
@@ -219,7 +255,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     if (!leads_) return Judge(nullptr);
     Request request = request_;
     request.name = NameAcross(request_.name);
-    request.terms = Terms();
+    request.terms = TermsOf(request_);
     request.process_set = leader_set_;
     const auto ranks = static_cast<double>(engine_.world().size);
     if (request_.op == ReduceOp::kAverage && request_.method == "none") {
@@ -325,7 +361,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     Request request;
     request.name = NameOfAll();
     request.op = OpOfSteps();
-    request.terms = Terms();
+    request.terms = TermsOf(request_);
     request.stream = request_.stream;
     request.recurring = false;
     for (const HostPiece& piece : pieces_) {
@@ -464,6 +500,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   const HostPlan plan_;
   const std::vector<int> host_;
   const std::shared_ptr<OpenClimbs> open_;
+  const std::shared_ptr<AgreedNames> agreed_;
   const int host_set_;
   const int leader_set_;
   const bool leads_;
@@ -489,7 +526,8 @@ Hierarchy::Hierarchy(Engine& engine, HostPlan plan)
     : engine_(engine),
       plan_(std::move(plan)),
       host_(plan_.HostOf(engine.world().rank)),
-      open_(std::make_shared<OpenClimbs>()) {}
+      open_(std::make_shared<OpenClimbs>()),
+      agreed_(std::make_shared<AgreedNames>()) {}
 
 Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan,
                                                    std::chrono::milliseconds timeout) {
@@ -523,6 +561,16 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
 }
 
 std::string Hierarchy::NameAcross(const std::string& name) { return name + ".hosts"; }
+
+void Hierarchy::AllHaveJoined() { agreed_->Clear(); }
+
+// Steps do not show it all, and only leaders take all of them.
+std::string Hierarchy::TermsOf(const Request& request) {
+  std::ostringstream terms;
+  terms << Name(request.op) << ", prescale " << request.prescale << ", postscale "
+        << request.postscale << ", method " << request.method;
+  return terms.str();
+}
 
 void Hierarchy::WhenIdle(std::function<void()> then) { open_->WhenNone(std::move(then)); }
 

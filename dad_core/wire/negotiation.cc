@@ -118,14 +118,16 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
   };
   if (a.kind != b.kind) return differs("collective", Name(a.kind), Name(b.kind));
   if (a.op != b.op) return differs("op", Name(a.op), Name(b.op));
+  // Before all that they are in place of.
+  if (!a.terms.empty() && !b.terms.empty() && a.terms != b.terms) {
+    return differs(a.kind == OpKind::kBarrier ? "compression" : "terms", a.terms, b.terms);
+  }
   if (a.device != b.device) return differs("device", Name(a.device), Name(b.device));
   if (a.root_rank != b.root_rank) {
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }
   if (a.method != b.method) return differs("method", a.method, b.method);
-  if (a.terms != b.terms) {
-    return differs(a.kind == OpKind::kBarrier ? "compression" : "terms", a.terms, b.terms);
-  }
+  if (a.terms != b.terms) return differs("terms", a.terms, b.terms);
   // Whose state a method goes on with.
   if (a.method != "none" && a.stream != b.stream) {
     return differs("stream", std::to_string(a.stream), std::to_string(b.stream));

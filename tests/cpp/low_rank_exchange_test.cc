@@ -198,6 +198,17 @@ TEST(LowRankExchangeTest, OwnerOfFullRankIsExact) {
   }
 }
 
+// What found nothing once would never find anything again.
+TEST(LowRankExchangeTest, PowerStartsAnewWhereThereWasNothing) {
+  std::mt19937 random(5);
+  Ranks ranks(2, "rank=11;combine=power");
+  ranks.Step(random, {0, 0});
+  ranks.Step(random, {1, 0});
+  ranks.Step(random, {7, 9});
+  ranks.ExpectSameBits();
+  EXPECT_LT(ranks.Behind(), 1e-9);
+}
+
 class IdentityTest : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(IdentityTest, WhatWasSentAndWhatIsKeptAddUpToTheGradient) {

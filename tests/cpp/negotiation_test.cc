@@ -148,6 +148,25 @@ TEST(NegotiatorTest, ARankThatPlansAndOneThatSendsAreNamedByTheirCompression) {
             "ranks disagree on \"x\": compression rank_dad:rank=2 on rank 0, int8 on rank 1");
 }
 
+// Of two requests of which one only stands for what is sent elsewhere.
+TEST(NegotiatorTest, TermsAreNamedBeforeAllThatTheyAreInPlaceOf) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  RequestMeta by_factors = Meta("x");
+  by_factors.method = "factor;layer=4x1";
+  by_factors.terms = "Sum, method factor;layer=4x1";
+  RequestMeta by_hosts = Meta("x");
+  by_hosts.tensors[0].shape = {0};
+  by_hosts.terms = "Sum, method int8";
+  const std::vector<NegotiationMessage> messages = {Fresh({by_factors}), Fresh({by_hosts})};
+  const Decision decision = negotiator.Decide(messages).value();
+  ASSERT_EQ(decision.failed.size(), 1u);
+  EXPECT_EQ(
+      decision.failed[0].message,
+      "ranks disagree on \"x\": terms Sum, method factor;layer=4x1 on rank 0, Sum, method int8 "
+      "on rank 1");
+}
+
 TEST(NegotiatorTest, WhatIsWithdrawnIsNotPutTogetherWithWhatComesAgain) {
   TensorCache cache(10);
   Negotiator negotiator({0, 1}, &cache);

@@ -48,6 +48,15 @@ def test_with_a_fake_in_place_of_the_libraries_all_steps_are_made(capsys, monkey
     assert "– one GPU: a job needs two" in out
 
 
+@pytest.mark.skipif(has_driver(), reason="this machine has a driver")
+@pytest.mark.skipif(not (doctor_gpu.LIB_DIR / "libdad_cuda.so").exists(), reason="built without nvcc")
+def test_kernels_that_the_driver_does_not_run_are_said():
+    there, text = doctor_gpu._kernels()
+    assert not there
+    assert "do not run with this driver (CUDA error " in text
+    assert "nvcc in PATH" in text
+
+
 def test_a_library_that_is_named_and_not_there_is_said(capsys, monkeypatch):
     pretend(monkeypatch, "driver")
     monkeypatch.setenv("DAD_CUDART_LIBRARY", "/nowhere/libcudart.so")

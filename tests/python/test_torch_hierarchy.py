@@ -302,3 +302,26 @@ def check_bad_input_is_an_error_on_all_hosts():
             hvd().allreduce(torch.ones(2), name="ops", op=op)
         with pytest.raises(hvd().HorovodInternalError, match="factors"):
             hvd().allreduce(torch.ones(2), name="factors", prescale_factor=1.0 + (hvd().rank() == 3))
+
+
+def check_ranks_that_go_different_ways_hear_of_it():
+    """From host to host, or between all ranks by themselves: they would wait for each other for ever."""
+    odd = hvd().rank() % 2 == 1
+    x = torch.ones(3)
+
+    def train_by(method):
+        model = nn.Sequential()
+        model.add_module(f"ways{len(methods)}", nn.Linear(64, 8))
+        train(model, distributed(model, method), 1)
+
+    for methods in (("dad", "none"), ("none", "vgc", ""), ("int8", "none", "", "")):
+        with pytest.raises(hvd().HorovodInternalError) as error:
+            train_by(methods[odd])
+        for word in (f"ways{len(methods)}.", "on rank 0", "on rank 3"):
+            assert word in str(error.value), (methods, str(error.value))
+        assert hvd().allreduce(x, op=hvd().Sum).tolist() == [4.0] * 3, methods
+    with pytest.raises(hvd().MismatchError, match="collective allreduce on rank 0, allgather on rank 1"):
+        hvd().allgather(x, name="kinds") if odd else hvd().allreduce(x, name="kinds")
+    with pytest.raises(hvd().MismatchError, match="op Sum on rank 0, Adasum on rank 1"):
+        hvd().allreduce(x, name="adds", op=hvd().Adasum if odd else hvd().Sum)
+    assert hvd().allreduce(x, name="adds", op=hvd().Sum).tolist() == [4.0] * 3

@@ -56,6 +56,7 @@
   X(round_bf16, RoundBf16Kernel)                    \
   X(orthonormalise, OrthonormaliseKernel)           \
   X(principal, PrincipalKernel)                     \
+  X(widen_rows, WidenRowsKernel)                    \
   X(narrow_rows, NarrowRowsKernel)                  \
   X(next_start, NextStartKernel)                    \
   X(check_int8, CheckInt8Kernel)                    \

@@ -50,6 +50,13 @@ int Launch(const void* args, void* stream) {
 
 DAD_CUDA_KERNELS(DAD_KERNEL)
 
+// 0, or the cudaError_t that every launch would give: with a driver that is older than the runtime
+// in this library, or with none.
+extern "C" __attribute__((visibility("default"))) int dad_cuda_check() {
+  int devices = 0;
+  return cudaGetDeviceCount(&devices);
+}
+
 // What the library was compiled with, e.g. 13000.
 extern "C" __attribute__((visibility("default"))) int dad_cuda_version() { return CUDART_VERSION; }
 

@@ -86,10 +86,11 @@ struct OrthonormaliseKernel {
 struct PrincipalKernel {
   static constexpr int kSweeps = 15;  // mostly fewer than ten are needed
   struct Args {
-    int n;  // at most kMostRank
+    int n;     // at most kMostRank
+    int most;  // directions that are sent
     double tol;
     double energy;          // 0: off
-    const double* squares;  // of all that counts as energy, num_squares parts
+    const double* squares;  // of all that counts as energy, num_squares parts; null: Σ σ²
     int64_t num_squares;
     const double* gram;
     double* scratch;  // 2 n x n
@@ -217,15 +218,42 @@ struct PrincipalKernel {
   static DAD_HD int Cut(const Args& a) {
     double total = 0;
     for (int64_t i = 0; a.energy > 0 && i < a.num_squares; ++i) total += a.squares[i];
+    for (int i = 0; a.squares == nullptr && i < a.n; ++i) total += a.sigma[i] * a.sigma[i];
     double captured = 0;
     int kept = 0;
-    for (; kept < a.n; ++kept) {
+    for (; kept < a.n && kept < a.most; ++kept) {
       const double s = a.sigma[kept];
       if (!(s > 0) || s < a.tol * a.sigma[0]) break;
       if (a.energy > 0 && captured >= a.energy * total) break;
       captured += s * s;
     }
     return kept;
+  }
+};
+
+// Rows to double, times `scale` in float, where they have a place among others.
+struct WidenRowsKernel {
+  struct Args {
+    const float* from;  // rows x cols; null: ones
+    int64_t rows;
+    int64_t cols;
+    float scale;
+    double* to;
+    int64_t stride;   // of `to`, from row to row
+    int* not_finite;  // set if a value is not
+  };
+  struct Shared {};
+  static constexpr int kPhases = 1;
+  static int64_t Blocks(const Args& a) { return DivideUp(a.rows * a.cols, kTile); }
+
+  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
+    for (int k = 0; k < kPerThread; ++k) {
+      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
+      if (i >= a.rows * a.cols) return;
+      const float x = (a.from != nullptr ? a.from[i] : 1.0f) * a.scale;
+      if (!(x - x == 0.0f)) *a.not_finite = 1;
+      a.to[i / a.cols * a.stride + i % a.cols] = static_cast<double>(x);
+    }
   }
 };
 

@@ -69,7 +69,17 @@ Status DeviceBench::FindKernels(const std::string& file) {
   DAD_RETURN_IF_ERROR(library.value().Find("dad_cuda_" #name, &kernels_[number++]));
   DAD_CUDA_KERNELS(DAD_FIND)
 #undef DAD_FIND
-  return Status::Ok();
+  int (*check)() = nullptr;
+  int (*version)() = nullptr;
+  DAD_RETURN_IF_ERROR(library.value().Find("dad_cuda_check", &check));
+  DAD_RETURN_IF_ERROR(library.value().Find("dad_cuda_version", &version));
+  const CudaError error = check();
+  if (error == kCudaSuccess) return Status::Ok();
+  const int compiled_by = version();
+  return Status::Unavailable(
+      "dad's kernels, compiled by CUDA " + std::to_string(compiled_by / 1000) + "." +
+      std::to_string(compiled_by % 1000 / 10) + ", do not run: CUDA error " +
+      std::to_string(error) + "; dadrun --doctor --gpu says which driver they need");
 }
 
 void DeviceBench::FindProducts(const std::string& file, const std::string& device_kind) {

@@ -6,52 +6,22 @@
 #include <vector>
 
 #include "exchange/by_method.h"
+#include "exchange/device/layer_result.h"
+#include "exchange/device/layer_terms.h"
 #include "exchange/device/low_rank_side.h"
+#include "exchange/device/power.h"
 #include "exchange/device/refusal.h"
-#include "exchange/device/transfer.h"
 #include "exchange/low_rank_share.h"
 #include "exchange/shares.h"
 
 namespace dad {
 namespace {
 
-class DeviceLowRankState final : public ExchangeState {
- public:
-  DeviceLowRankState(const LowRankSettings& settings, std::shared_ptr<DeviceBench> bench)
-      : rank(*bench, settings.layer.out, settings.columns(), settings.layer.bias,
-             LowRankSeed(settings, 1)),
-        owner(*bench, settings.layer.out, settings.columns(), settings.layer.bias,
-              LowRankSeed(settings, 2)),
-        m(settings.layer.out),
-        columns(settings.columns()),
-        bench_(std::move(bench)) {}
-
-  void Export(std::vector<StateTensor>& out) override {
-    rank.Export("rank_", out);
-    owner.Export("owner_", out);
-  }
-  Status Import(const std::vector<StateTensor>& tensors) override {
-    DAD_RETURN_IF_ERROR(rank.Import("rank_", tensors));
-    return owner.Import("owner_", tensors);
-  }
-  // What was applied came from the owner's residual; without an owner from everybody's.
-  void ReturnLast() override { (last_by_owner ? owner : rank).ReturnSent(); }
-
-  DeviceLowRankSide rank;
-  DeviceLowRankSide owner;
-  const int64_t m;
-  const int64_t columns;
-  bool last_by_owner = true;
-
- private:
-  const std::shared_ptr<DeviceBench> bench_;  // the sides use it
-};
-
 class DeviceLowRankExchange final : public Exchange {
  public:
   DeviceLowRankExchange(const TensorSpec& spec, const LowRankSettings& settings,
                         const ExchangeEnv& env)
-      : spec_(spec), settings_(settings), env_(env), bench_(*env.bench) {}
+      : spec_(spec), settings_(settings), env_(env), bench_(*env.bench), terms_(bench_) {}
   ~DeviceLowRankExchange() override { Release(); }
 
   Status Begin(const StepInput& input, const Group& group) override {
@@ -65,7 +35,9 @@ class DeviceLowRankExchange final : public Exchange {
     any_not_finite_ = any_replan_ = owner_sent_ = false;
     refusal_.Clear();
     DAD_RETURN_IF_ERROR(bench_.Open());
-    DAD_RETURN_IF_ERROR(FindState());
+    auto found = FindLowRankState(spec_, settings_, env_);
+    if (!found.ok()) return OrRefuse(found.status(), from_rank_);
+    state_ = std::move(found).value();
     state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
     state_->rank.ForgetSent();
     state_->owner.ForgetSent();
@@ -87,7 +59,7 @@ class DeviceLowRankExchange final : public Exchange {
       waits_ = false;
       return event_;
     }
-    if (index_on_host_ != nullptr) {
+    if (terms_.has_indices()) {
       DAD_RETURN_IF_ERROR(OrRefuse(AddIndexed(), from_rank_));
       waits_ = false;
       return event_;
@@ -152,6 +124,7 @@ class DeviceLowRankExchange final : public Exchange {
         DAD_RETURN_IF_ERROR(ReadShare(r, shares[i], all[i]));
       }
     }
+    if (step_.mine == nullptr && mine.there()) refusal_.Note(mine.why());  // as owner
     const float weight = 1.0f / static_cast<float>(group_.size);
     if (refusal_.there()) {
       WriteRefusal(from_owner_);
@@ -210,74 +183,42 @@ class DeviceLowRankExchange final : public Exchange {
     return from == settings_.owner && !group_.Joined(to);
   }
 
-  Status FindState() {
-    auto make = [&] { return std::make_shared<DeviceLowRankState>(settings_, env_.bench); };
-    auto found = StateOf<DeviceLowRankState>(spec_, env_, make);
-    if (!found.ok()) return found.status();
-    state_ = std::move(found).value();
-    if (state_->m == m() && state_->columns == settings_.columns()) return Status::Ok();
-    return Status::InvalidArgument("\"" + spec_.name + "\": its shape has changed");
-  }
-
   // ---- this rank's gradient
 
   Status AddTerms() {
     const LayerInput& layer = step_.mine->layers[0];
     DeviceLowRankSide& side = state_->rank;
-    const float scale = Scale();
-    DAD_RETURN_IF_ERROR(side.Begin());
-    for (const RowsSegment& segment : layer.rows) {
-      const auto d = ValuesOf<float>(bench_, segment.d, arena_);
-      if (!d.ok()) return d.status();
-      const auto a = ValuesOf<float>(bench_, segment.a, arena_);
-      if (!a.ok()) return a.status();
-      const int64_t out_count = segment.d.shape[1];
-      DAD_RETURN_IF_ERROR(side.AddRows(d.value(), a.value(), segment.a.shape[0],
-                                       out_count == m() ? 0 : segment.out_begin, out_count, scale));
-    }
-    const auto dense = ValuesOf<float>(bench_, layer.dense, arena_);
-    if (!dense.ok()) return dense.status();
-    const auto bias = ValuesOf<float>(bench_, layer.dense_bias, arena_);
-    if (!bias.ok()) return bias.status();
-    DAD_RETURN_IF_ERROR(side.AddDense(dense.value(), bias.value(), scale));
+    terms_.Begin(layer, m(), static_cast<float>(step_.mine->scale * spec_.prescale));
     // A new plan has given the layer to another owner: what is left here goes the way of this
     // rank's own gradients, where it counts 1/W.
     moves_owner_ = !IsOwner() && !state_->owner.empty();
+    if (HasRowsAlone(layer) && !moves_owner_) {
+      const Result<std::vector<DeviceRows>> rows = terms_.Rows(arena_);
+      if (!rows.ok()) return rows.status();
+      DAD_RETURN_IF_ERROR(side.CompressRows(rows.value(), settings_.options, settings_.wire));
+      return WaitFor(side);
+    }
+    DAD_RETURN_IF_ERROR(side.Begin(settings_.feedback));
+    DAD_RETURN_IF_ERROR(terms_.Add(side, arena_));
     if (moves_owner_) {
       DAD_RETURN_IF_ERROR(side.AddSide(state_->owner, static_cast<float>(group_.size)));
     }
-    if (layer.indexed.empty()) return Compress(side);
-    size_t num_bytes = 0;
-    for (const IndexedSegment& segment : layer.indexed) num_bytes += segment.index.num_bytes();
-    const Result<std::byte*> pinned = pinned_.Take(bench_, num_bytes);
-    if (!pinned.ok()) return pinned.status();
-    index_on_host_ = pinned.value();
-    std::byte* to = pinned.value();
-    for (const IndexedSegment& segment : layer.indexed) {
-      DAD_RETURN_IF_ERROR(bench_.WaitFor(segment.index));
-      DAD_RETURN_IF_ERROR(bench_.Copy(to, segment.index.data, segment.index.num_bytes()));
-      to += segment.index.num_bytes();
-    }
+    if (!terms_.has_indices()) return Compress(side);
     waits_ = true;
     return Record();
   }
 
-  float Scale() const { return static_cast<float>(step_.mine->scale * spec_.prescale); }
+  // Without feedback, and so few that G need not be formed.
+  bool HasRowsAlone(const LayerInput& layer) const {
+    int64_t count = 0;
+    for (const RowsSegment& segment : layer.rows) count += segment.a.shape[0];
+    return settings_.feedback == Feedback::kNone && !layer.rows.empty() && layer.indexed.empty() &&
+           layer.dense.data == nullptr && layer.dense_bias.data == nullptr &&
+           state_->rank.IsExact(count, settings_.options);
+  }
 
   Status AddIndexed() {
-    const auto* next = reinterpret_cast<const int64_t*>(std::exchange(index_on_host_, nullptr));
-    for (const IndexedSegment& segment : step_.mine->layers[0].indexed) {
-      const int64_t rows = segment.index.num_elements();
-      const std::span<const int64_t> found(next, static_cast<size_t>(rows));
-      next += rows;
-      if (const std::string why = Refusal::Outside(found, m()); !why.empty()) {
-        return Status::Unavailable(why);
-      }
-      const std::vector<uint32_t> index(found.begin(), found.end());
-      const auto x = ValuesOf<float>(bench_, segment.x, arena_);
-      if (!x.ok()) return x.status();
-      DAD_RETURN_IF_ERROR(state_->rank.AddIndexed(x.value(), index, Scale()));
-    }
+    DAD_RETURN_IF_ERROR(terms_.AddIndexed(state_->rank, arena_));
     return Compress(state_->rank);
   }
 
@@ -286,9 +227,15 @@ class DeviceLowRankExchange final : public Exchange {
     DeviceFactors stack;
     DAD_RETURN_IF_ERROR(Stack(all, stack));
     owner_sent_ = true;
-    DAD_RETURN_IF_ERROR(state_->owner.Begin());
-    DAD_RETURN_IF_ERROR(state_->owner.AddFactors(stack, weight));
-    return Compress(state_->owner);
+    DeviceLowRankSide& side = state_->owner;
+    if (settings_.feedback == Feedback::kNone && side.IsExact(stack.k, settings_.options)) {
+      const DeviceRows rows{stack.ut, stack.vt, stack.k, 0, m(), settings_.columns(), weight};
+      DAD_RETURN_IF_ERROR(side.CompressRows({&rows, 1}, settings_.options, settings_.wire));
+      return WaitFor(side);
+    }
+    DAD_RETURN_IF_ERROR(side.Begin(settings_.feedback));
+    DAD_RETURN_IF_ERROR(side.AddFactors(stack, weight));
+    return Compress(side);
   }
 
   // What this rank cannot do it says in `share`; the step goes on without it.
@@ -297,14 +244,17 @@ class DeviceLowRankExchange final : public Exchange {
     refusal_.Note(group_.rank, status.message());
     WriteRefusal(share);
     compresses_ = nullptr;
-    index_on_host_ = nullptr;
     DAD_RETURN_IF_ERROR(Record());
+    terms_.End(event_);
     waits_ = false;
     return Status::Ok();
   }
 
   Status Compress(DeviceLowRankSide& side) {
     DAD_RETURN_IF_ERROR(side.Compress(settings_.options, settings_.wire));
+    return WaitFor(side);
+  }
+  Status WaitFor(DeviceLowRankSide& side) {
     compresses_ = &side;
     waits_ = true;
     return Record();
@@ -383,29 +333,10 @@ class DeviceLowRankExchange final : public Exchange {
   // ---- the result
 
   Status WriteOutput() {
-    const LayerInput& layer = step_.mine->layers[0];
-    const int64_t in = settings_.layer.in, columns = settings_.columns(), k = result_.k;
-    DeviceResult<float> weight, bias;
-    DAD_RETURN_IF_ERROR(weight.Take(bench_, layer.output, arena_));
-    if (settings_.layer.bias) DAD_RETURN_IF_ERROR(bias.Take(bench_, layer.output_bias, arena_));
-    if (!any_not_finite_ && k > 0) {
-      const auto scale = static_cast<float>(
-          spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0) *
-          result_weight_);
-      const Result<DeviceProducts*> products = bench_.Products();
-      if (!products.ok()) return products.status();
-      const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
-      const DeviceMatrix<const float> ut{result_.ut, k, m()}, vt{result_.vt, k, in, columns};
-      DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(
-          layer.transposed ? vt : ut, true, layer.transposed ? ut : vt, false,
-          {weight.values(), layer.transposed ? in : m(), layer.transposed ? m() : in}, scale));
-      if (settings_.layer.bias) {
-        DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(
-            ut, true, {result_.vt + in, k, 1, columns}, false, {bias.values(), m(), 1}, scale));
-      }
-    }
-    DAD_RETURN_IF_ERROR(weight.Deliver(bench_, 1, 1, any_not_finite_));
-    return bias.Deliver(bench_, 1, 1, any_not_finite_);
+    const double scale = spec_.postscale * result_weight_ *
+                         (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0);
+    return WriteFactors(bench_, step_.mine->layers[0], settings_.layer, result_,
+                        static_cast<float>(scale), any_not_finite_, arena_);
   }
 
   Status Record() {
@@ -417,10 +348,9 @@ class DeviceLowRankExchange final : public Exchange {
 
   // Device memory goes back at once, page-locked memory when the device is through.
   void Release() {
-    pinned_.ReleaseAfter(bench_, event_);
+    terms_.End(event_);
     arena_.Release();
     compresses_ = nullptr;
-    index_on_host_ = nullptr;
     waits_ = false;
     // Once: by the time this one goes another exchange may be in a step with the same state.
     const std::shared_ptr<DeviceLowRankState> state = std::exchange(state_, nullptr);
@@ -440,9 +370,8 @@ class DeviceLowRankExchange final : public Exchange {
   DeviceEvent event_;
   bool waits_ = false;                       // the event is still to be told
   DeviceLowRankSide* compresses_ = nullptr;  // whose directions are still to be read
-  const std::byte* index_on_host_ = nullptr;
+  LayerTerms terms_;
   DeviceArena arena_;
-  PinnedKeep pinned_;
   std::vector<std::byte> from_rank_, from_owner_;  // shares
   DeviceFactors result_;                           // what every rank applies,
   float result_weight_ = 1;                        // times this
@@ -461,9 +390,8 @@ bool LowRankOnDevice(const TensorSpec& spec, const MethodText& method, const Exc
     return false;
   }
   const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
-  return settings.ok() && settings.value().combine != LowRankCombine::kPower &&
-         settings.value().feedback == Feedback::kDense && settings.value().layer.out > 0 &&
-         settings.value().layer.in > 0;
+  return settings.ok() && settings.value().feedback != Feedback::kRows &&
+         settings.value().layer.out > 0 && settings.value().layer.in > 0;
 }
 
 Result<std::unique_ptr<Exchange>> MakeDeviceLowRankExchange(const TensorSpec& spec,
@@ -471,6 +399,9 @@ Result<std::unique_ptr<Exchange>> MakeDeviceLowRankExchange(const TensorSpec& sp
                                                             const ExchangeEnv& env) {
   const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
   if (!settings.ok()) return settings.status();
+  if (settings.value().combine == LowRankCombine::kPower) {
+    return MakeDevicePowerExchange(spec, settings.value(), env);
+  }
   return std::unique_ptr<Exchange>(
       std::make_unique<DeviceLowRankExchange>(spec, settings.value(), env));
 }

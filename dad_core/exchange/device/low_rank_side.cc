@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "exchange/device/subspace.h"
+#include "exchange/by_method.h"
 #include "util/log.h"
 
 namespace dad {
@@ -13,18 +13,14 @@ namespace {
 // As on the host (low_rank_state.cc): passes to find directions from nothing.
 constexpr int kColdIterations = 6;
 
-// What the host has to know, as the device writes it.
-struct Flags {
-  int not_finite;
-  int kept;
-};
-
 }  // namespace
 
-Status DeviceLowRankSide::Begin() {
+Status DeviceLowRankSide::Begin(Feedback feedback) {
+  feedback_ = feedback;
   Result<DeviceBlock> block = bench_.Take(num_bytes());
   if (!block.ok()) return block.status();
   new_e_ = std::move(block).value();
+  if (feedback == Feedback::kNone) return bench_.Clear(new_e_.get(), num_bytes());
   DAD_RETURN_IF_ERROR(e_ == nullptr ? bench_.Clear(new_e_.get(), num_bytes())
                                     : bench_.Copy(new_e_.get(), e_.get(), num_bytes()));
   return AddFactors(pending(), -1);
@@ -40,23 +36,24 @@ Status DeviceLowRankSide::AddDense(const float* weight, const float* bias, float
   return Status::Ok();
 }
 
-Status DeviceLowRankSide::AddRows(const float* d, const float* a, int64_t rows, int64_t out_begin,
-                                  int64_t out_count, float scale) {
+Status DeviceLowRankSide::AddRows(const DeviceRows& term) {
+  const int64_t rows = term.rows, out_count = term.out_count;
   if (rows == 0 || out_count == 0) return Status::Ok();
   const Result<DeviceProducts*> products = bench_.Products();
   if (!products.ok()) return products.status();
   const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
   DAD_RETURN_IF_ERROR(products.value()->Multiply<float>(
-      {d, rows, out_count}, true, {a, rows, n()}, false,
-      {Floats(new_e_) + out_begin * n(), out_count, n()}, scale, 1));
+      {term.d, rows, out_count}, true, {term.a, rows, n()}, false,
+      {Floats(new_e_) + term.out_begin * n(), out_count, n()}, term.scale, 1));
   if (!bias_) return Status::Ok();
   DeviceArena work;
   auto* ones = work.Take<float>(bench_, rows);
   DAD_RETURN_IF_ERROR(work.status());
   const std::vector<float> host(static_cast<size_t>(rows), 1.0f);
   DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(host)), ones));
-  return products.value()->Multiply<float>({d, rows, out_count}, true, {ones, rows, 1}, false,
-                                           {NewBias() + out_begin, out_count, 1}, scale, 1);
+  return products.value()->Multiply<float>({term.d, rows, out_count}, true, {ones, rows, 1}, false,
+                                           {NewBias() + term.out_begin, out_count, 1}, term.scale,
+                                           1);
 }
 
 Status DeviceLowRankSide::AddIndexed(const float* x, const std::vector<uint32_t>& index,
@@ -93,27 +90,12 @@ Result<DeviceBlock> DeviceLowRankSide::TakeFloats(int64_t count) {
   return bench_.Take(static_cast<size_t>(count) * sizeof(float));
 }
 
-// Where the iteration starts, in memory of its own: the state stays as it is.
-Result<DeviceBlock> DeviceLowRankSide::Start(const LowRankOptions& options) {
+// For the directions, and where the iteration starts, in memory of its own: the state stays as it
+// is.
+Status DeviceLowRankSide::TakeBlocks(const LowRankOptions& options) {
   const int64_t count = options.rank * columns_;
-  Result<DeviceBlock> start = TakeFloats(count);
-  if (!start.ok()) return start.status();
-  if (warm_rank_ == options.rank) {
-    DAD_RETURN_IF_ERROR(
-        bench_.Copy(start.value().get(), warm_.get(), static_cast<size_t>(count) * sizeof(float)));
-    return start;
-  }
-  std::vector<float> random(static_cast<size_t>(count));
-  RandomStart<float>(seed_, ViewOf(random.data(), options.rank, columns_));
-  DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(random)), start.value().get()));
-  return start;
-}
-
-Status DeviceLowRankSide::Compress(const LowRankOptions& options, Wire wire) {
-  const int64_t r = options.rank;
-  const int passes = options.iterations + (warm_rank_ == options.rank ? 0 : kColdIterations);
-  Result<DeviceBlock> start = Start(options), ut = TakeFloats(r * m_),
-                      vt = TakeFloats(r * columns_);
+  Result<DeviceBlock> start = TakeFloats(count), ut = TakeFloats(options.rank * m_),
+                      vt = TakeFloats(count);
   for (const Status& status : {start.status(), ut.status(), vt.status()}) {
     DAD_RETURN_IF_ERROR(status);
   }
@@ -121,20 +103,81 @@ Status DeviceLowRankSide::Compress(const LowRankOptions& options, Wire wire) {
   new_rank_ = options.rank;
   sent_ut_ = std::move(ut).value();
   sent_vt_ = std::move(vt).value();
+  if (warm_rank_ == options.rank) {
+    return bench_.Copy(new_warm_.get(), warm_.get(), static_cast<size_t>(count) * sizeof(float));
+  }
+  std::vector<float> random(static_cast<size_t>(count));
+  RandomStart<float>(seed_, ViewOf(random.data(), options.rank, columns_));
+  return Upload(bench_, std::as_bytes(std::span(random)), new_warm_.get());
+}
+
+// What enters a residual never leaves it: looked at as a whole, and left as it is.
+Status DeviceLowRankSide::LookAtE(int* not_finite) {
+  float* e = Floats(new_e_);
+  return bench_.Run<cuda::AddKeptKernel<float>>({e, m_ * columns_, 1.0f, nullptr, e, not_finite});
+}
+
+Status DeviceLowRankSide::Compress(const LowRankOptions& options, Wire wire) {
+  const int passes = options.iterations + (warm_rank_ == options.rank ? 0 : kColdIterations);
+  DAD_RETURN_IF_ERROR(TakeBlocks(options));
   DeviceArena work;
   auto* flags = work.Take<Flags>(bench_, 1);
   DAD_RETURN_IF_ERROR(work.status());
-  float* e = Floats(new_e_);
-  // What enters a residual never leaves it: looked at as a whole, and left as it is.
   DAD_RETURN_IF_ERROR(bench_.Clear(flags, sizeof *flags));
-  DAD_RETURN_IF_ERROR(bench_.Run<cuda::AddKeptKernel<float>>(
-      {e, m_ * columns_, 1.0f, nullptr, e, &flags->not_finite}));
-  DeviceSubspace subspace(bench_, {e, bias_ ? NewBias() : nullptr, m_, n()}, options);
+  DAD_RETURN_IF_ERROR(LookAtE(&flags->not_finite));
+  DeviceSubspace subspace(bench_, NewE(), options);
   DAD_RETURN_IF_ERROR(subspace.Open());
   for (int pass = 0; pass < passes; ++pass) {
     DAD_RETURN_IF_ERROR(subspace.Pass(Floats(new_warm_)));
   }
+  return Encode(subspace, flags, wire);
+}
+
+Status DeviceLowRankSide::CompressRows(std::span<const DeviceRows> rows,
+                                       const LowRankOptions& options, Wire wire) {
+  feedback_ = Feedback::kNone;
+  DAD_RETURN_IF_ERROR(TakeBlocks(options));
+  // At least as many as are sent: rows of zeros add no direction.
+  int64_t count = 0;
+  for (const DeviceRows& term : rows) count += term.rows;
+  count = std::max<int64_t>(count, options.rank);
+  DeviceArena work;
+  auto* flags = work.Take<Flags>(bench_, 1);
+  auto* d = work.Take<double>(bench_, count * m_);
+  auto* a = work.Take<double>(bench_, count * columns_);
+  DAD_RETURN_IF_ERROR(work.status());
+  DAD_RETURN_IF_ERROR(bench_.Clear(flags, sizeof *flags));
+  DAD_RETURN_IF_ERROR(bench_.Clear(d, static_cast<size_t>(count * m_) * sizeof *d));
+  DAD_RETURN_IF_ERROR(bench_.Clear(a, static_cast<size_t>(count * columns_) * sizeof *a));
+  double* d_to = d;
+  double* a_to = a;
+  for (const DeviceRows& term : rows) {
+    DAD_RETURN_IF_ERROR(
+        bench_.Run<cuda::WidenRowsKernel>({term.d, term.rows, term.out_count, term.scale,
+                                           d_to + term.out_begin, m_, &flags->not_finite}));
+    DAD_RETURN_IF_ERROR(bench_.Run<cuda::WidenRowsKernel>(
+        {term.a, term.rows, term.a_cols, 1.0f, a_to, columns_, &flags->not_finite}));
+    if (term.a_cols < columns_) {
+      DAD_RETURN_IF_ERROR(bench_.Run<cuda::WidenRowsKernel>(
+          {nullptr, term.rows, 1, 1.0f, a_to + n(), columns_, &flags->not_finite}));
+    }
+    d_to += term.rows * m_;
+    a_to += term.rows * columns_;
+  }
+  DeviceSubspace subspace(bench_, {nullptr, nullptr, m_, columns_}, options, count);
+  DAD_RETURN_IF_ERROR(subspace.Open());
+  DAD_RETURN_IF_ERROR(subspace.OfRows(d, a, Floats(new_warm_)));
+  return Encode(subspace, flags, wire);
+}
+
+// The directions, as they are sent, and on their way to the host.
+Status DeviceLowRankSide::Encode(DeviceSubspace& subspace, Flags* flags, Wire wire) {
+  const int64_t r = new_rank_;
   DAD_RETURN_IF_ERROR(subspace.Factors(Floats(sent_ut_), Floats(sent_vt_)));
+  // Of rows that are finite the product may not be.
+  float* vt = Floats(sent_vt_);
+  DAD_RETURN_IF_ERROR(bench_.Run<cuda::AddKeptKernel<float>>(
+      {vt, r * columns_, 1.0f, nullptr, vt, &flags->not_finite}));
   DAD_RETURN_IF_ERROR(bench_.Copy(&flags->kept, subspace.kept(), sizeof flags->kept));
   wire_ = wire;
   const size_t u_bytes = EncodedBytes(wire, r, m_, DType::kFloat32);
@@ -145,7 +188,66 @@ Status DeviceLowRankSide::Compress(const LowRankOptions& options, Wire wire) {
   on_host_ = to;
   DAD_RETURN_IF_ERROR(bench_.Copy(to, flags, sizeof *flags));
   DAD_RETURN_IF_ERROR(EncodeRows(Floats(sent_ut_), r, m_, to + sizeof *flags));
-  return EncodeRows(Floats(sent_vt_), r, columns_, to + sizeof *flags + u_bytes);
+  return EncodeRows(vt, r, columns_, to + sizeof *flags + u_bytes);
+}
+
+Status DeviceLowRankSide::Project(const LowRankOptions& options) {
+  DAD_RETURN_IF_ERROR(TakeBlocks(options));
+  DeviceArena work;
+  auto* flags = work.Take<Flags>(bench_, 1);
+  DAD_RETURN_IF_ERROR(work.status());
+  DAD_RETURN_IF_ERROR(bench_.Clear(flags, sizeof *flags));
+  DAD_RETURN_IF_ERROR(LookAtE(&flags->not_finite));
+  DAD_RETURN_IF_ERROR(
+      MultiplyRight(bench_, NewE(), new_rank_, Floats(new_warm_), Floats(sent_ut_)));
+  return Fetch(flags, Floats(sent_ut_), new_rank_ * m_);
+}
+
+Status DeviceLowRankSide::ProjectBack(std::span<const float> u) {
+  const int64_t count = new_rank_ * columns_;
+  // All that the rest of the step needs.
+  Result<DeviceBlock> own = TakeFloats(count);
+  if (!own.ok()) return own.status();
+  own_vt_ = std::move(own).value();
+  const Result<std::byte*> pinned =
+      pinned_.Take(bench_, 3 * static_cast<size_t>(count) * sizeof(float));
+  if (!pinned.ok()) return pinned.status();
+  to_device_ = reinterpret_cast<float*>(pinned.value());
+  DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(u), sent_ut_.get()));
+  DAD_RETURN_IF_ERROR(MultiplyLeft(bench_, NewE(), new_rank_, Floats(sent_ut_), Floats(sent_vt_)));
+  DeviceArena work;
+  auto* flags = work.Take<Flags>(bench_, 1);
+  DAD_RETURN_IF_ERROR(work.status());
+  DAD_RETURN_IF_ERROR(bench_.Clear(flags, sizeof *flags));
+  return Fetch(flags, Floats(sent_vt_), count);
+}
+
+Status DeviceLowRankSide::TakeApplied(std::span<const float> vt, float share,
+                                      std::span<const float> start) {
+  float* at = to_device_;
+  const auto put = [&](const DeviceBlock& to) -> Status {
+    const float* from = std::exchange(at, at + vt.size());
+    return bench_.Copy(to.get(), from, vt.size_bytes());
+  };
+  std::copy(start.begin(), start.end(), at);
+  DAD_RETURN_IF_ERROR(put(new_warm_));
+  std::copy(vt.begin(), vt.end(), at);
+  DAD_RETURN_IF_ERROR(put(sent_vt_));
+  std::transform(vt.begin(), vt.end(), at, [share](float value) { return value * share; });
+  DAD_RETURN_IF_ERROR(put(own_vt_));
+  sent_k_ = new_rank_;
+  return Status::Ok();
+}
+
+Status DeviceLowRankSide::Fetch(const Flags* flags, const float* values, int64_t count) {
+  const size_t num_bytes = static_cast<size_t>(count) * sizeof(float);
+  const Result<std::byte*> pinned = pinned_.Take(bench_, sizeof *flags + num_bytes);
+  if (!pinned.ok()) return pinned.status();
+  on_host_ = pinned.value();
+  projected_ = {reinterpret_cast<const float*>(on_host_ + sizeof *flags),
+                static_cast<size_t>(count)};
+  DAD_RETURN_IF_ERROR(bench_.Copy(pinned.value(), flags, sizeof *flags));
+  return bench_.Copy(pinned.value() + sizeof *flags, values, num_bytes);
 }
 
 // x becomes what receivers will decode.
@@ -184,19 +286,22 @@ void DeviceLowRankSide::AppendSent(std::vector<std::byte>& bytes) const {
 }
 
 void DeviceLowRankSide::Commit() {
-  e_ = std::move(new_e_);
   // Nothing found is no start for the next time.
   warm_rank_ = sent_k_ > 0 ? new_rank_ : 0;
   warm_ = std::move(new_warm_);
+  if (feedback_ == Feedback::kNone) return;
+  e_ = std::move(new_e_);
   // They stay readable as what was sent: of two holders the last gives them back.
   pending_ut_ = sent_ut_;
-  pending_vt_ = sent_vt_;
+  pending_vt_ = own_vt_ != nullptr ? own_vt_ : sent_vt_;
   pending_k_ = sent_k_;
   returnable_ = true;
 }
 
 void DeviceLowRankSide::End(const DeviceEvent& event) {
-  for (DeviceBlock* block : {&new_e_, &new_warm_, &sent_ut_, &sent_vt_}) *block = nullptr;
+  for (DeviceBlock* block : {&new_e_, &new_warm_, &sent_ut_, &sent_vt_, &own_vt_}) {
+    *block = nullptr;
+  }
   sent_k_ = 0;
   finite_ = true;
   pinned_.ReleaseAfter(bench_, event);
@@ -260,6 +365,17 @@ Status DeviceLowRankSide::Import(const std::string& prefix,
   }
   pending_k_ = factors[0];
   return Status::Ok();
+}
+
+Result<std::shared_ptr<DeviceLowRankState>> FindLowRankState(const TensorSpec& spec,
+                                                             const LowRankSettings& settings,
+                                                             const ExchangeEnv& env) {
+  auto make = [&] { return std::make_shared<DeviceLowRankState>(settings, env.bench); };
+  auto found = StateOf<DeviceLowRankState>(spec, env, make);
+  if (!found.ok()) return found.status();
+  const DeviceLowRankState& state = *found.value();
+  if (state.m == settings.layer.out && state.columns == settings.columns()) return found;
+  return Status::InvalidArgument("\"" + spec.name + "\": its shape has changed");
 }
 
 }  // namespace dad

@@ -5,14 +5,30 @@
 #include <utility>
 
 namespace dad {
-namespace {
 
-template <typename T>
-DeviceMatrix<const T> In(const DeviceMatrix<T>& matrix) {
-  return {matrix.data, matrix.rows, matrix.cols, matrix.stride};
+Status MultiplyRight(DeviceBench& bench, const DeviceResidual& e, int64_t r, const float* v,
+                     float* p) {
+  const Result<DeviceProducts*> products = bench.Products();
+  if (!products.ok()) return products.status();
+  const CudaDeviceGuard guard(bench.cuda(), bench.device());
+  DAD_RETURN_IF_ERROR(products.value()->Multiply<float>({v, r, e.n, e.columns()}, false,
+                                                        {e.weight, e.m, e.n}, true, {p, r, e.m}));
+  if (e.bias == nullptr) return Status::Ok();
+  return products.value()->Multiply<float>({v + e.n, r, 1, e.columns()}, false, {e.bias, e.m, 1},
+                                           true, {p, r, e.m}, 1.0f, 1.0f);
 }
 
-}  // namespace
+Status MultiplyLeft(DeviceBench& bench, const DeviceResidual& e, int64_t r, const float* u,
+                    float* q) {
+  const Result<DeviceProducts*> products = bench.Products();
+  if (!products.ok()) return products.status();
+  const CudaDeviceGuard guard(bench.cuda(), bench.device());
+  DAD_RETURN_IF_ERROR(products.value()->Multiply<float>({u, r, e.m}, false, {e.weight, e.m, e.n},
+                                                        false, {q, r, e.n, e.columns()}));
+  if (e.bias == nullptr) return Status::Ok();
+  return products.value()->Multiply<float>({u, r, e.m}, false, {e.bias, e.m, 1}, false,
+                                           {q + e.n, r, 1, e.columns()});
+}
 
 Status DeviceSubspace::Open() {
   const int64_t longest = std::max(e_.m, e_.columns());
@@ -28,7 +44,7 @@ Status DeviceSubspace::Open() {
   sigma_ = arena_.Take<double>(bench_, r_);
   kept_ = arena_.Take<int>(bench_, 1);
   DAD_RETURN_IF_ERROR(arena_.status());
-  if (options_.energy == 0) return Status::Ok();
+  if (options_.energy == 0 || e_.weight == nullptr) return Status::Ok();
   // Of the matrix and of its last column, one behind the other.
   const int64_t parts[] = {cuda::DivideUp(e_.m * e_.n, cuda::kSumOver),
                            cuda::DivideUp(e_.bias != nullptr ? e_.m : 0, cuda::kSumOver)};
@@ -42,44 +58,55 @@ Status DeviceSubspace::Open() {
 }
 
 Status DeviceSubspace::Pass(float* v) {
+  DAD_RETURN_IF_ERROR(MultiplyRight(bench_, e_, r_, v, p_));
+  DAD_RETURN_IF_ERROR(Widen(p_, r_ * e_.m, tall_));
+  DAD_RETURN_IF_ERROR(Orthonormalise());
+  // In float again, in the place of P.
+  DAD_RETURN_IF_ERROR(bench_.Run<cuda::NarrowRowsKernel>({u_, r_, e_.m, nullptr, p_}));
+  DAD_RETURN_IF_ERROR(MultiplyLeft(bench_, e_, r_, p_, q_));
+  DAD_RETURN_IF_ERROR(Widen(q_, r_ * e_.columns(), tall_));
+  return Turn(v);
+}
+
+Status DeviceSubspace::OfRows(const double* d, const double* a, float* v) {
+  const Result<DeviceProducts*> products = bench_.Products();
+  if (!products.ok()) return products.status();
+  DAD_RETURN_IF_ERROR(bench_.Copy(tall_, d, static_cast<size_t>(r_ * e_.m) * sizeof *d));
+  DAD_RETURN_IF_ERROR(Orthonormalise());
+  {
+    const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
+    DAD_RETURN_IF_ERROR(products.value()->Multiply<double>({u_, r_, e_.m}, false, {d, r_, e_.m},
+                                                           true, {mix_, r_, r_}));
+    DAD_RETURN_IF_ERROR(products.value()->Multiply<double>(
+        {mix_, r_, r_}, false, {a, r_, e_.columns()}, false, {tall_, r_, e_.columns()}));
+  }
+  return Turn(v);
+}
+
+// What the rows of u are multiplied with is in tall_.
+Status DeviceSubspace::Turn(float* v) {
+  const Result<DeviceProducts*> products = bench_.Products();
+  if (!products.ok()) return products.status();
+  const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
+  const int64_t columns = e_.columns();
+  const DeviceMatrix<const double> q{tall_, r_, columns};
+  DAD_RETURN_IF_ERROR(products.value()->Multiply<double>(q, false, q, true, {gram_, r_, r_}));
+  DAD_RETURN_IF_ERROR(bench_.Run<cuda::PrincipalKernel>(
+      {static_cast<int>(r_), options_.rank, options_.tol, options_.energy, squares_, num_squares_,
+       gram_, scratch_, turn_, sigma_, kept_}));
+  DAD_RETURN_IF_ERROR(
+      products.value()->Multiply<double>({turn_, r_, r_}, false, q, false, {v_, r_, columns}));
+  return bench_.Run<cuda::NextStartKernel>(
+      {v_, sigma_, kZeroNorm<float>, options_.rank, columns, kRefillSeed, RandomScale(columns), v});
+}
+
+// The rows in tall_. Twice: the second time mends what rounding in the inner products has cost the
+// first.
+Status DeviceSubspace::Orthonormalise() {
   const Result<DeviceProducts*> products = bench_.Products();
   if (!products.ok()) return products.status();
   DeviceProducts& multiply = *products.value();
   const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
-  const int64_t columns = e_.columns();
-  const DeviceMatrix<const float> weight{e_.weight, e_.m, e_.n}, bias{e_.bias, e_.m, 1};
-  const DeviceMatrix<float> p{p_, r_, e_.m};
-  DAD_RETURN_IF_ERROR(
-      multiply.Multiply<float>({v, r_, e_.n, columns}, false, weight, true, p, 1.0f, 0.0f));
-  if (e_.bias != nullptr) {
-    DAD_RETURN_IF_ERROR(
-        multiply.Multiply<float>({v + e_.n, r_, 1, columns}, false, bias, true, p, 1.0f, 1.0f));
-  }
-  DAD_RETURN_IF_ERROR(Orthonormalise());
-  // In float again, in the place of P.
-  DAD_RETURN_IF_ERROR(bench_.Run<cuda::NarrowRowsKernel>({u_, r_, e_.m, nullptr, p_}));
-  DAD_RETURN_IF_ERROR(
-      multiply.Multiply<float>(In(p), false, weight, false, {q_, r_, e_.n, columns}));
-  if (e_.bias != nullptr) {
-    DAD_RETURN_IF_ERROR(
-        multiply.Multiply<float>(In(p), false, bias, false, {q_ + e_.n, r_, 1, columns}));
-  }
-  DAD_RETURN_IF_ERROR(Widen(q_, r_ * columns, tall_));
-  const DeviceMatrix<const double> q{tall_, r_, columns};
-  DAD_RETURN_IF_ERROR(multiply.Multiply<double>(q, false, q, true, {gram_, r_, r_}));
-  DAD_RETURN_IF_ERROR(bench_.Run<cuda::PrincipalKernel>({static_cast<int>(r_), options_.tol,
-                                                         options_.energy, squares_, num_squares_,
-                                                         gram_, scratch_, turn_, sigma_, kept_}));
-  DAD_RETURN_IF_ERROR(
-      multiply.Multiply<double>({turn_, r_, r_}, false, q, false, {v_, r_, columns}));
-  return bench_.Run<cuda::NextStartKernel>(
-      {v_, sigma_, kZeroNorm<float>, r_, columns, kRefillSeed, RandomScale(columns), v});
-}
-
-// Twice: the second time mends what rounding in the inner products has cost the first.
-Status DeviceSubspace::Orthonormalise() {
-  DeviceProducts& multiply = *bench_.Products().value();
-  DAD_RETURN_IF_ERROR(Widen(p_, r_ * e_.m, tall_));
   double* from = tall_;
   double* to = u_;
   for (const bool first : {true, false}) {
@@ -99,10 +126,11 @@ Status DeviceSubspace::Factors(float* ut, float* vt) {
   const Result<DeviceProducts*> products = bench_.Products();
   if (!products.ok()) return products.status();
   const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
-  DAD_RETURN_IF_ERROR(products.value()->Multiply<double>({turn_, r_, r_}, false, {u_, r_, e_.m},
-                                                         false, {tall_, r_, e_.m}));
-  DAD_RETURN_IF_ERROR(bench_.Run<cuda::NarrowRowsKernel>({tall_, r_, e_.m, kept_, ut}));
-  return bench_.Run<cuda::NarrowRowsKernel>({v_, r_, e_.columns(), kept_, vt});
+  const int64_t sent = options_.rank;
+  DAD_RETURN_IF_ERROR(products.value()->Multiply<double>({turn_, sent, r_}, false, {u_, r_, e_.m},
+                                                         false, {tall_, sent, e_.m}));
+  DAD_RETURN_IF_ERROR(bench_.Run<cuda::NarrowRowsKernel>({tall_, sent, e_.m, kept_, ut}));
+  return bench_.Run<cuda::NarrowRowsKernel>({v_, sent, e_.columns(), kept_, vt});
 }
 
 Status DeviceSubspace::Widen(const float* from, int64_t count, double* to) {

@@ -8,6 +8,10 @@
 // matters are kernels of codec/cuda/subspace_kernels.h. Here Q comes from U and not from P, as it
 // does on the host where that saves a pass over E; the difference is rounding.
 //
+// Of few rows E = Dᵀ A need not be formed and nothing iterated: with U an orthonormal basis of D's
+// rows, E = Uᵀ (U Dᵀ) A, and the turn of (U Dᵀ) A to its principal directions is all. That is in
+// double.
+//
 // Everything is put on the bench's stream; nothing waits and nothing is asked of the host.
 #pragma once
 
@@ -29,15 +33,29 @@ struct DeviceResidual {
   int64_t columns() const { return n + (bias != nullptr ? 1 : 0); }
 };
 
+// p = v Eᵀ and q = u E, for r rows of each.
+Status MultiplyRight(DeviceBench& bench, const DeviceResidual& e, int64_t r, const float* v,
+                     float* p);
+Status MultiplyLeft(DeviceBench& bench, const DeviceResidual& e, int64_t r, const float* u,
+                    float* q);
+
 class DeviceSubspace {
  public:
+  // For Pass.
   DeviceSubspace(DeviceBench& bench, const DeviceResidual& e, const LowRankOptions& options)
-      : bench_(bench), e_(e), options_(options), r_(options.rank) {}
+      : DeviceSubspace(bench, e, options, options.rank) {}
+  // For OfRows, of so many: at least options.rank, at most cuda::kMostRank. `e` says how large D
+  // and A are.
+  DeviceSubspace(DeviceBench& bench, const DeviceResidual& e, const LowRankOptions& options,
+                 int64_t rows)
+      : bench_(bench), e_(e), options_(options), r_(rows) {}
 
   // Before the first pass; what is taken goes back with the object.
   Status Open();
   // v: r×columns, where to start; gets where to start the next time.
   Status Pass(float* v);
+  // d: rows×m, a: rows×columns; v gets where a pass would start.
+  Status OfRows(const double* d, const double* a, float* v);
   // After the last: ut is r×m, vt r×columns, zeros from row *kept() on. Rows of ut are orthonormal,
   // those of vt have the singular values as norms.
   Status Factors(float* ut, float* vt);
@@ -46,12 +64,13 @@ class DeviceSubspace {
 
  private:
   Status Orthonormalise();
+  Status Turn(float* v);
   Status Widen(const float* from, int64_t count, double* to);
 
   DeviceBench& bench_;
   const DeviceResidual e_;
   const LowRankOptions options_;
-  const int64_t r_;
+  const int64_t r_;  // directions that are worked with; below it is r
   DeviceArena arena_;
   float* p_ = nullptr;      // r×m
   float* q_ = nullptr;      // r×columns

@@ -49,23 +49,29 @@ class Hierarchy {
   // ends the last. A rank joins then: others see from who has joined which hosts' sums come another
   // way. Not to be called again before that.
   void WhenIdle(std::function<void()> then);
+  // Before this rank goes on: those that had joined have missed what others agreed on meanwhile.
+  void AllHaveJoined();
 
   const HostPlan& plan() const { return plan_; }
   bool leads() const;                             // this rank
   int leader_set() const { return leader_set_; }  // the process set of leaders; -1: one host only
   static std::string NameAcross(const std::string& name);
+  // What ranks must agree on about an allreduce, whichever way it goes.
+  static std::string TermsOf(const Request& request);
   // Of a request, by the name of one of its steps.
   static std::string NameOfRequest(const std::string& name_of_step);
 
  private:
   class Climb;
   class OpenClimbs;
+  class AgreedNames;
   Hierarchy(Engine& engine, HostPlan plan);
 
   Engine& engine_;
   const HostPlan plan_;
   const std::vector<int> host_;  // this rank's
   const std::shared_ptr<OpenClimbs> open_;
+  const std::shared_ptr<AgreedNames> agreed_;
   int host_set_ = -1;    // -1: alone on its host
   int leader_set_ = -1;  // -1: there is one host only
 };

@@ -132,7 +132,11 @@ def _kernels() -> tuple[bool, str]:
     except OSError as error:
         return False, f"kernels: {error}; {rebuild_command()}"
     version = library.dad_cuda_version()
-    return True, f"kernels: compiled by CUDA {version // 1000}.{version % 1000 // 10}"
+    text = f"kernels: compiled by CUDA {version // 1000}.{version % 1000 // 10}"
+    if error := library.dad_cuda_check():
+        remedy = f"install one for CUDA {version // 1000}, or with an older nvcc in PATH {rebuild_command()}"
+        return False, f"{text} do not run with this driver (CUDA error {error}); {remedy}"
+    return True, text
 
 
 def _torch() -> tuple[bool, str]:

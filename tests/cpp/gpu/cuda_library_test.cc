@@ -47,6 +47,7 @@ TEST_F(CudaLibraryTest, ALaunchWithoutADriverIsAnError) {
   if (dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL) != nullptr) GTEST_SKIP() << "there is a driver";
   OffsetsKernel::Args args{};
   EXPECT_NE(Find("offsets")(&args, nullptr), 0);
+  EXPECT_NE(reinterpret_cast<int (*)()>(dlsym(library_, "dad_cuda_check"))(), 0);
 }
 
 }  // namespace

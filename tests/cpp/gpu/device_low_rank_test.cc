@@ -121,7 +121,7 @@ class DeviceLowRankTest : public MethodTest {
 };
 
 TEST_F(DeviceLowRankTest, NothingIsLostByAnyWireAndCombination) {
-  for (const char* combine : {"combine=owner;owner=1", "combine=gather"}) {
+  for (const char* combine : {"combine=owner;owner=1", "combine=gather", "combine=power;owner=2"}) {
     for (const char* wire : {";wire=int4", ";wire=int8", ";wire=bf16", ";wire=fp32"}) {
       for (const bool bias : {false, true}) {
         SCOPED_TRACE(std::string(combine) + wire);
@@ -135,8 +135,12 @@ TEST_F(DeviceLowRankTest, NothingIsLostByAnyWireAndCombination) {
 }
 
 TEST_F(DeviceLowRankTest, IsThatOfTheHostToRounding) {
-  for (const char* options : {"wire=fp32;combine=owner", "wire=fp32;combine=gather;iterations=2",
-                              "wire=fp32;combine=owner;energy=0.5", "wire=fp32;tol=0.9"}) {
+  for (const char* options :
+       {"wire=fp32;combine=owner", "wire=fp32;combine=gather;iterations=2",
+        "wire=fp32;combine=owner;energy=0.5", "wire=fp32;tol=0.9", "wire=fp32;feedback=none",
+        "wire=fp32;feedback=none;combine=gather;energy=0.5",
+        "wire=fp32;feedback=none;combine=owner;owner=1;iterations=3", "combine=power",
+        "combine=power;owner=1"}) {
     SCOPED_TRACE(options);
     LayerJob<float> job = Job(options, true, 2);
     job.postscale = 0.5;
@@ -150,7 +154,7 @@ TEST_F(DeviceLowRankTest, IsThatOfTheHostToRounding) {
     }
     EXPECT_EQ(mine.stats[0].tensors[0].wire_bytes_sent, wanted.stats[0].tensors[0].wire_bytes_sent);
     EXPECT_EQ(mine.stats[0].tensors[0].effective, wanted.stats[0].tensors[0].effective);
-    EXPECT_GT(fake_gpu::Count("dad_cuda_principal"), 0);
+    EXPECT_GT(fake_gpu::Count("cublasSgemm"), 0);
     ASSERT_EQ(mine.state[0].size(), wanted.state[0].size());
     for (size_t t = 0; t < wanted.state[0].size(); ++t) {
       EXPECT_EQ(mine.state[0][t].name, wanted.state[0][t].name);
@@ -159,24 +163,72 @@ TEST_F(DeviceLowRankTest, IsThatOfTheHostToRounding) {
   }
 }
 
-TEST_F(DeviceLowRankTest, WhatIsNotFiniteGivesNaNToAllAndChangesNoState) {
-  LayerJob<float> job = Job("wire=int8;combine=owner;owner=2", true, 3);
-  const auto bring = job.bring;
-  job.bring = [bring](int rank, int step, LayerStep<float>& mine) {
-    bring(rank, step, mine);
-    if (rank == 1 && step == 2) mine.scale = std::numeric_limits<float>::infinity();
-  };
-  const auto mine = job.Run(Methods::kOnDevice, true);
-  for (size_t r = 0; r < 3; ++r) {
-    EXPECT_TRUE(std::isnan(mine.weight[r][2][0]));
-    EXPECT_EQ(mine.value[r][2] & kNotFinite, kNotFinite);
-    EXPECT_FALSE(std::isnan(mine.weight[r][3][0]));
+// Few rows are not formed to a gradient, many are.
+TEST_F(DeviceLowRankTest, WithoutFeedbackItIsThatOfTheHostForFewAndManyRows) {
+  for (const int64_t rows : {1, 7, 40}) {
+    for (const char* options : {"wire=fp32;feedback=none;combine=gather", "combine=power"}) {
+      SCOPED_TRACE(options + std::string(", rows ") + std::to_string(rows));
+      fake_gpu::Reset();
+      LayerJob<float> job = Job(options, true, 3);
+      job.bring = [rows](int rank, int step, LayerStep<float>& mine) {
+        const auto seed = static_cast<uint32_t>(100 * rank + step);
+        mine.rows = rows;
+        mine.a = Normal<float>(rows * kIn, seed);
+        mine.d = Normal<float>(rows * kOut, seed + 50);
+        // Of directions that are told apart.
+        for (size_t i = 0; i < mine.d.size(); ++i) {
+          mine.d[i] *= std::pow(0.4f, static_cast<float>(i / kOut % 7));
+        }
+      };
+      const auto wanted = job.Run(Methods::kOnHost, false);
+      const auto mine = job.Run(Methods::kOnDevice, true);
+      EXPECT_EQ(mine.value, wanted.value);
+      EXPECT_EQ(fake_gpu::Count("dad_cuda_widen_rows") > 0,
+                rows < kOut && options != std::string("combine=power"));
+      for (size_t s = 0; s < wanted.weight[0].size(); ++s) {
+        for (size_t i = 0; i < wanted.weight[0][s].size(); ++i) {
+          ASSERT_NEAR(mine.weight[1][s][i], wanted.weight[1][s][i], 5e-3) << "step " << s;
+        }
+        ExpectSameBits(mine.bias[2][s], mine.bias[0][s], "replicas");
+      }
+      EXPECT_EQ(mine.stats[0].tensors[0].wire_bytes_sent,
+                wanted.stats[0].tensors[0].wire_bytes_sent);
+      for (size_t r = 0; r < 3; ++r) {
+        ASSERT_EQ(mine.state[r].size(), wanted.state[r].size());
+        for (size_t t = 0; t < mine.state[r].size(); ++t) {
+          EXPECT_EQ(mine.state[r][t].name, wanted.state[r][t].name);
+        }
+      }
+    }
   }
-  ExpectNothingLost(job, mine, {2});
 }
 
-TEST_F(DeviceLowRankTest, StatesAreSavedRestoredAndReturned) {
-  LayerJob<float> job = Job("wire=int4;combine=owner", true, 2);
+TEST_F(DeviceLowRankTest, WhatIsNotFiniteGivesNaNToAllAndChangesNoState) {
+  for (const char* options : {"wire=int8;combine=owner;owner=2", "combine=power;owner=2"}) {
+    SCOPED_TRACE(options);
+    LayerJob<float> job = Job(options, true, 3);
+    const auto bring = job.bring;
+    job.bring = [bring](int rank, int step, LayerStep<float>& mine) {
+      bring(rank, step, mine);
+      if (rank == 1 && step == 2) mine.scale = std::numeric_limits<float>::infinity();
+    };
+    const auto mine = job.Run(Methods::kOnDevice, true);
+    for (size_t r = 0; r < 3; ++r) {
+      EXPECT_TRUE(std::isnan(mine.weight[r][2][0]));
+      EXPECT_EQ(mine.value[r][2] & kNotFinite, kNotFinite);
+      EXPECT_FALSE(std::isnan(mine.weight[r][3][0]));
+    }
+    ExpectNothingLost(job, mine, {2});
+  }
+}
+
+class DeviceLowRankStateTest : public DeviceLowRankTest,
+                               public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, DeviceLowRankStateTest,
+                         testing::Values("wire=int4;combine=owner", "combine=power"));
+
+TEST_P(DeviceLowRankStateTest, IsSavedRestoredAndReturned) {
+  LayerJob<float> job = Job(GetParam(), true, 2);
   const auto straight = job.Run(Methods::kOnDevice, true);
   job.then = [](int, int step, const LayerStep<float>&, Ticket&, Engine& engine) {
     if (step != 1) return;
@@ -229,9 +281,15 @@ TEST_F(DeviceLowRankTest, ANewOwnerLosesNothing) {
   ExpectNothingLost(job, mine);
 }
 
-TEST_F(DeviceLowRankTest, AJoinedRankServesAsOwnerAndIndexedRowsAreTaken) {
+class DeviceLowRankJoinTest : public DeviceLowRankTest,
+                              public testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(All, DeviceLowRankJoinTest,
+                         testing::Values("wire=fp32;combine=owner;owner=1",
+                                         "combine=power;owner=1"));
+
+TEST_P(DeviceLowRankJoinTest, AJoinedRankServesAsOwnerAndIndexedRowsAreTaken) {
   DeviceJob job(3, Wire::kStaged, {}, {}, Methods::kOnDevice);
-  const LayerJob<float> layer = Job("wire=fp32;combine=owner;owner=1", false, 3);
+  const LayerJob<float> layer = Job(GetParam(), false, 3);
   job.Run([&](int rank) {
     UserStream stream(rank);
     if (rank != 1) {

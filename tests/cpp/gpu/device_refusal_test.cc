@@ -60,9 +60,12 @@ class DeviceRefusalTest : public MethodTest {
   std::vector<std::vector<float>> weight_;  // of the last step that worked, by rank
 };
 
-const char* const kMethods[] = {"factor", "low_rank;rank=2;wire=fp32;combine=owner;owner=1",
+const char* const kMethods[] = {"factor",
+                                "low_rank;rank=2;wire=fp32;combine=owner;owner=1",
                                 "low_rank;rank=2;wire=fp32;combine=gather",
-                                "low_rank;rank=2;wire=fp32;combine=owner;owner=2"};
+                                "low_rank;rank=2;wire=fp32;combine=owner;owner=2",
+                                "low_rank;rank=2;wire=fp32;feedback=none;combine=owner;owner=1",
+                                "low_rank;rank=2;combine=power;owner=1"};
 
 TEST_F(DeviceRefusalTest, AnIndexOutsideOfTheTensorIsAnErrorOnEveryRankThatNamesIt) {
   for (const char* method : kMethods) {
@@ -109,6 +112,101 @@ TEST_F(DeviceRefusalTest, ALackOfDeviceMemoryIsAnErrorOnEveryRankAndTheNextStepW
   }
 }
 
+class DeviceTensorRefusalTest : public MethodTest {
+ protected:
+  static constexpr int64_t kOut = 60, kIn = 40;
+  static constexpr int kSteps = 3;
+
+  // Steps of three ranks, of which `lacks` has no device memory in step `when`. The result and the
+  // error of every rank and step; `elsewhere` has its tensors on a device that it does not compute
+  // on.
+  struct Outcome {
+    std::vector<std::vector<float>> result[3];  // [rank][step]
+    std::vector<std::string> errors[3];
+  };
+  static Outcome Run(const std::string& method, int lacks, int when, int elsewhere) {
+    Outcome outcome;
+    const bool layer = method.starts_with("sparse");
+    DeviceJob job(3, Wire::kStaged, {}, {}, Methods::kOnDevice);
+    job.Run([&](int rank) {
+      const auto r = static_cast<size_t>(rank);
+      UserStream stream(rank == elsewhere ? 7 : rank);
+      for (int step = 0; step < kSteps; ++step) {
+        const int number = step - (step > when ? 1 : 0);  // of those that count
+        std::vector<float> gradient =
+            Normal<float>(kOut * kIn, static_cast<uint32_t>(10 * rank + number));
+        if (rank == lacks) fake_gpu::SetLargestBlock(rank, step == when ? 100 : 1 << 30);
+        DeviceValues values(gradient, stream);
+        LayerStep<float> mine;
+        LayerJob<float> layers;
+        layers.method = method + ";layer=60x40";
+        layers.out = kOut;
+        layers.in = kIn;
+        mine.dense = std::move(gradient);
+        const DeviceEvent ready = stream.Record();
+        Request request = layer ? layers.RequestOf(mine, rank == elsewhere ? 7 : rank, ready.get())
+                                : values.AllReduce("layer", ReduceOp::kAverage);
+        if (layer) request.keep_alive = ready;
+        if (!layer) request.method = method;
+        auto ticket = job[rank].Submit(std::move(request));
+        const Status used = stream.Use(*ticket);
+        outcome.errors[r].push_back(used.ok() ? "" : used.message());
+        outcome.result[r].push_back(layer ? mine.output : values.data);
+      }
+    });
+    return outcome;
+  }
+};
+
+TEST_F(DeviceTensorRefusalTest, ALackOfDeviceMemoryIsAnErrorOnEveryRankAndNoStateChanges) {
+  for (const char* method : {"int8;bucket=64", "qsgd;bits=4", "sparse;rule=vgc;feedback=1",
+                             "sparse;rule=strom;coding=word;tau=1", "sparse;rule=vgc_strom"}) {
+    for (const int elsewhere : {-1, 1}) {
+      SCOPED_TRACE(std::string(method) + ", on the host: rank " + std::to_string(elsewhere));
+      const std::string why = std::string(method).starts_with("sparse")
+                                  ? "cudaMallocAsync: out of memory"
+                                  : "out of device memory";
+      fake_gpu::Reset();
+      const Outcome wanted = Run(method, -1, kSteps, elsewhere);  // none fails
+      for (const int lacks : {0, 2}) {
+        fake_gpu::Reset();
+        const Outcome mine = Run(method, lacks, 0, elsewhere);
+        for (size_t r = 0; r < 3; ++r) {
+          EXPECT_EQ(mine.errors[r][0], "\"layer\": rank " + std::to_string(lacks) + ": " + why);
+          EXPECT_EQ(mine.errors[r][1], "");
+          EXPECT_EQ(mine.errors[r][2], "");
+          EXPECT_EQ(wanted.errors[r][1], "");
+          ExpectSameBits(mine.result[r][2], wanted.result[r][1], "the second that counts");
+        }
+      }
+    }
+  }
+}
+
+TEST_F(DeviceTensorRefusalTest, AJoinedOwnerWithoutMemoryIsNamed) {
+  DeviceJob job(3, Wire::kStaged, {}, {}, Methods::kOnDevice);
+  fake_gpu::SetLargestBlock(1, 100);
+  job.Run([&](int rank) {
+    UserStream stream(rank);
+    for (int step = 0; step < 2 && rank != 1; ++step) {
+      DeviceValues values(std::vector<float>(3000, 3.0f), stream);
+      Request request = values.AllReduce("q", ReduceOp::kAverage);
+      request.method = "int8";
+      auto ticket = job[rank].Submit(std::move(request));
+      const Status used = stream.Use(*ticket);
+      EXPECT_EQ(used.message(), step == 0 ? "\"q\": rank 1: out of device memory" : "");
+      if (step == 1) {
+        EXPECT_NEAR(values.data[1500], 2.0f, 0.02f);
+      }
+      if (rank == 0 && step == 0) fake_gpu::SetLargestBlock(1, 1 << 30);
+    }
+    Request join;
+    join.kind = OpKind::kJoin;
+    join.name = "join";
+    EXPECT_TRUE(job[rank].Submit(std::move(join))->Wait(nccl::kLong).ok());
+  });
+}
+
 // Of seven ranks' factors together there is more than of a rank's own part.
 TEST_F(DeviceRefusalTest, MemoryThatIsLackingAfterAllHaveSentIsThatRanksOwnError) {
   constexpr int kRanks = 7;
@@ -143,6 +241,27 @@ TEST_F(DeviceRefusalTest, MemoryThatIsLackingAfterAllHaveSentIsThatRanksOwnError
     EXPECT_EQ(errors[rank], rank == 3 ? "\"layer\": rank 3: cudaMallocAsync: out of memory" : "");
     ExpectSameBits(second[rank], second[0], "replicas");
   }
+}
+
+TEST(RefusalTest, AShortOneNamesTheFirstRankInAShareOfAnyLength) {
+  ShortRefusal refusal;
+  refusal.Note(5);
+  refusal.Note(3);
+  refusal.Note(4);
+  GatherBuffer out;
+  refusal.Write(9, out);
+  std::vector<std::byte> bytes;
+  for (const ByteSpan piece : out.Pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
+  ASSERT_EQ(bytes.size(), 9u);
+  ShortRefusal read;
+  read.Read(std::span(bytes).first(4), 6);
+  read.Read(bytes, 3);  // there is no such rank
+  EXPECT_FALSE(read.there());
+  read.Read(bytes, 6);
+  EXPECT_TRUE(read.there());
+  TensorSpec spec;
+  spec.name = "w";
+  EXPECT_EQ(read.status(spec).message(), "\"w\": rank 3: out of device memory");
 }
 
 TEST(RefusalTest, OnlyWholeOnesAreRead) {

@@ -1,6 +1,8 @@
 // A stand-in for libdad_cuda.so, for tests: the same entries, but a kernel is emulated on the host
 // (emulate.h) when its turn on a stream of the fake comes. It shows what the exchanges put on the
 // stream, in which order, and what comes out; no GPU runs any of it.
+#include <cstdlib>
+
 #include "codec/cuda/kernel_list.h"
 #include "emulate.h"
 #include "fake_gpu.h"
@@ -24,5 +26,11 @@ int Launch(const char* name, const void* args, void* stream) {
     return Launch<__VA_ARGS__>("dad_cuda_" #name, args, stream);                                   \
   }
 DAD_CUDA_KERNELS(DAD_KERNEL)
+
+extern "C" __attribute__((visibility("default"))) int dad_cuda_version() { return 13000; }
+// As with an older driver where the test says so: cudaErrorInsufficientDriver.
+extern "C" __attribute__((visibility("default"))) int dad_cuda_check() {
+  return std::getenv("DAD_FAKE_OLD_DRIVER") != nullptr ? 35 : 0;
+}
 
 }  // namespace dad::cuda

@@ -179,11 +179,11 @@ struct Principal {
   int kept = -1;
 };
 Principal PrincipalOf(const std::vector<double>& gram, int n, double tol = 0, double energy = 0,
-                      const std::vector<double>& squares = {}) {
+                      const std::vector<double>& squares = {}, int most = 255) {
   std::vector<double> scratch(2 * gram.size(), std::nan(""));
   Principal out{std::vector<double>(gram.size()), std::vector<double>(static_cast<size_t>(n))};
   cuda::Emulate<cuda::PrincipalKernel>(
-      {n, tol, energy, squares.data(), static_cast<int64_t>(squares.size()), gram.data(),
+      {n, most, tol, energy, squares.data(), static_cast<int64_t>(squares.size()), gram.data(),
        scratch.data(), out.turn.data(), out.sigma.data(), &out.kept});
   return out;
 }
@@ -218,6 +218,9 @@ TEST(SubspaceKernelsTest, DirectionsAreCutByToleranceEnergyAndZero) {
   EXPECT_EQ(PrincipalOf(gram, 3, 0.3).kept, 1);
   EXPECT_EQ(PrincipalOf(gram, 3, 0, 0.5, {10, 10}).kept, 1);
   EXPECT_EQ(PrincipalOf(gram, 3, 0, 0.9, {10, 10}).kept, 2);
+  EXPECT_EQ(PrincipalOf(gram, 3, 0, 0.9).kept, 1);  // of what the rows have themselves: 17
+  EXPECT_EQ(PrincipalOf(gram, 3, 0, 0.95).kept, 2);
+  EXPECT_EQ(PrincipalOf(gram, 3, 0, 0, {}, 1).kept, 1);
   const double nan = std::nan("");
   const Principal none = PrincipalOf({nan, nan, nan, nan}, 2);
   EXPECT_EQ(none.kept, 0);
@@ -238,6 +241,27 @@ TEST(SubspaceKernelsTest, StartsAreTheDirectionsFoundAndTheHostsRandomOnes) {
     ASSERT_EQ(next[kCols + i], static_cast<float>(v[kCols + i] / 2));
     ASSERT_EQ(next[2 * kCols + i], random[i]);
   }
+}
+
+TEST(SubspaceKernelsTest, RowsAreWidenedToTheirPlaceAmongOthers) {
+  const auto from = Random<float>(5 * 700, 8);
+  std::vector<double> to(5 * 900, -1);
+  int not_finite = 0;
+  cuda::Emulate<cuda::WidenRowsKernel>(
+      {from.data(), 5, 700, 0.3f, to.data() + 100, 900, &not_finite});
+  cuda::Emulate<cuda::WidenRowsKernel>({nullptr, 5, 1, 1.0f, to.data() + 850, 900, &not_finite});
+  for (size_t i = 0; i < 5; ++i) {
+    for (size_t j = 0; j < 900; ++j) {
+      const double wanted = j == 850             ? 1.0
+                            : j < 100 || j > 799 ? -1.0
+                                                 : double{from[i * 700 + j - 100] * 0.3f};
+      ASSERT_EQ(to[i * 900 + j], wanted) << i << ", " << j;
+    }
+  }
+  EXPECT_EQ(not_finite, 0);
+  const float bad = 3e38f;
+  cuda::Emulate<cuda::WidenRowsKernel>({&bad, 1, 1, 2.0f, to.data(), 1, &not_finite});
+  EXPECT_EQ(not_finite, 1);
 }
 
 TEST(SubspaceKernelsTest, RowsThatAreNotKeptBecomeZeros) {
@@ -356,6 +380,16 @@ class SubspaceTest : public testing::Test {
 
   std::shared_ptr<DeviceBench> bench_;
 };
+
+// Each launch would end the engine.
+TEST_F(SubspaceTest, KernelsThatNeedANewerDriverAreLeftAlone) {
+  setenv("DAD_FAKE_OLD_DRIVER", "1", 1);
+  const Status status = DeviceBench::Find(0, {DAD_FAKE_KERNELS, DAD_FAKE_GPU}).status();
+  unsetenv("DAD_FAKE_OLD_DRIVER");
+  EXPECT_EQ(status.code(), StatusCode::kUnavailable);
+  EXPECT_NE(status.message().find("CUDA 13.0, do not run: CUDA error 35"), std::string::npos)
+      << status.message();
+}
 
 TEST_F(SubspaceTest, IsTheHostsIterationToRounding) {
   for (const bool bias : {false, true}) {
