@@ -3,6 +3,10 @@
 
 #include <torch/csrc/utils/pybind.h>
 
+#include <algorithm>
+#include <utility>
+#include <vector>
+
 #include "capture.h"
 
 namespace dad_torch {
@@ -10,6 +14,29 @@ namespace dad_torch {
 namespace py = pybind11;
 
 namespace {
+
+// Whether tensors were changed in place since; does not keep their memory.
+class Versions {
+ public:
+  explicit Versions(const std::vector<Segment>& segments) {
+    for (const Segment& segment : segments) {
+      for (const at::Tensor* tensor : {&segment.a, &segment.d, &segment.x}) {
+        if (!tensor->defined() || tensor->is_inference()) continue;  // the latter have none
+        const auto& counter = tensor->unsafeGetTensorImpl()->version_counter();
+        seen_.emplace_back(counter, counter.current_version());
+      }
+    }
+  }
+
+  bool changed() const {
+    return std::any_of(seen_.begin(), seen_.end(), [](const auto& counter_and_version) {
+      return counter_and_version.first.current_version() != counter_and_version.second;
+    });
+  }
+
+ private:
+  std::vector<std::pair<c10::VariableVersion, uint32_t>> seen_;  // counters are shared
+};
 
 CaptureMode ParseMode(const std::string& mode) {
   if (mode == "off") return CaptureMode::kOff;
@@ -89,6 +116,9 @@ void DefineCapture(py::module_& m) {
       "capture_samples",
       [](const std::vector<at::Tensor>& params) { return CaptureSamples(params); },
       py::arg("params"), "Leading dimension of the input of the earliest captured op; -1: none.");
+  py::class_<Versions>(m, "Versions", "Of what segments hold, as it is now.")
+      .def(py::init<const std::vector<Segment>&>(), py::arg("segments"))
+      .def("changed", &Versions::changed);
   m.def(
       "capture_begin_step", [](const std::vector<at::Tensor>& params) { BeginCaptureStep(params); },
       py::arg("params"));

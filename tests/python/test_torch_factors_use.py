@@ -279,6 +279,22 @@ def check_weights_that_change_between_backward_and_step():
         assert {row["method"] for row in optimizer.plan()} == {"edad"}
 
 
+def check_an_activation_that_changes_while_it_is_sent_is_an_error():
+    for method in ("dad", "edad", "rank_dad:rank=2"):
+        model = net()
+        optimizer = distributed(model, method)
+        for step in range(4):
+            optimizer.zero_grad()
+            hidden = model[:2](data())
+            model[2:](hidden).sin().sum().backward()
+            if step == 2:
+                hidden.detach().zero_()
+                with pytest.raises(RuntimeError, match='weight".* changed in place'):
+                    optimizer.step()
+            else:
+                optimizer.step()
+
+
 def check_inputs_and_weights_that_are_not_contiguous():
     model = net()
     with torch.no_grad():

@@ -228,11 +228,13 @@ class LayerUnit(Unit):
         # In a chain: the weights and biases that this step's backward() went through.
         self._through: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._saw_backward = False
+        self._lent: Any = None  # the versions of what the request reads
 
     def reset(self, passes: int) -> None:
         if self.handle is not None:
             self._through = []  # what is left to itself may still read them
         self._saw_backward = False
+        self._lent = None
         super().reset(passes)
 
     def expect(self) -> None:
@@ -320,6 +322,7 @@ class LayerUnit(Unit):
             scale=share if lossy else sync.samples(),
             replan=replan,
         )
+        self._lent = _torch.Versions([segment for slot in self.weights for segment in slot.segments])
         for slot in self.weights:
             slot.segments = []
 
@@ -399,6 +402,11 @@ class LayerUnit(Unit):
         return part, part.to(wide).square() if square is None else square
 
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
+        if self._lent.changed():  # other ranks have the rows as they were: replicas would part
+            raise RuntimeError(
+                f'"{self.name}": an input or a gradient of its layer was changed in place between backward() '
+                "and step(), while its rows were being sent; change a clone() of it, or after step()"
+            )
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
             slot.take_result(output if self.choice.kind in _LOSSY else sync.normalise(output))
