@@ -322,7 +322,8 @@ class LayerUnit(Unit):
             scale=share if lossy else sync.samples(),
             replan=replan,
         )
-        self._lent = _torch.Versions([segment for slot in self.weights for segment in slot.segments])
+        # A batch of no rows has nothing that could change, but its versions do.
+        self._lent = _torch.Versions([s for slot in self.weights for s in slot.segments if num_rows(s)])
         for slot in self.weights:
             slot.segments = []
 
