@@ -3,6 +3,7 @@
 import copy
 import gc
 import os
+import time
 import warnings
 
 import pytest
@@ -293,6 +294,34 @@ def check_an_activation_that_changes_while_it_is_sent_is_an_error():
                     optimizer.step()
             else:
                 optimizer.step()
+
+
+def check_gradients_that_autograd_adds_to_once_they_are_sent():
+    """The gradient at the end of a branch is also that of its shortcut, and autograd adds to it in place
+    when nobody else has it: after the exchange, which here ends before backward() does."""
+
+    class Slow(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            time.sleep(0.1)
+            return grad
+
+    class Residual(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.below, self.branch, self.top = (nn.Linear(D, D) for _ in range(3))
+
+        def forward(self, x):
+            x = self.below(x)
+            return x + self.top(Slow.apply(self.branch(x)))
+
+    for method in ("dad", "edad"):
+        model = Residual().double()
+        steps(model, distributed(model, method), plain)
 
 
 def check_inputs_and_weights_that_are_not_contiguous():
