@@ -39,7 +39,7 @@ std::vector<at::Tensor> Reduce(OpKind kind, at::TensorList tensors, c10::string_
   return Run(std::move(collective))->results();
 }
 
-// `uncompressed_bytes`: of each tensor as the user has it.
+// `uncompressed_bytes`: of each tensor as the user has it; empty: as they are given.
 std::vector<at::Tensor> AllReduce(at::TensorList tensors, c10::string_view name, int64_t op,
                                   double prescale, double postscale, int64_t process_set,
                                   c10::IntArrayRef uncompressed_bytes) {

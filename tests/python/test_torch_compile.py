@@ -31,7 +31,7 @@ def check_the_ops_pass_opcheck():
     x = torch.ones(4, 2, requires_grad=True)
     y = torch.ones(3, requires_grad=True)
     reduction = ("", hvd().Sum, 1.0, 1.0, 0)
-    torch.library.opcheck(ops.allreduce.default, ([x, y], *reduction))
+    torch.library.opcheck(ops.allreduce.default, ([x, y], *reduction, [32, 12]))
     torch.library.opcheck(ops.reducescatter.default, ([x], *reduction))
     torch.library.opcheck(ops.broadcast.default, (x, 0, "", 0))
     torch.library.opcheck(ops.allgather.default, ([x], "", 0))

@@ -103,9 +103,8 @@ def _require_linear(op: int, what: str) -> None:
 
 def _allreduce_backward(ctx: Any, grads: Tensors) -> tuple[Any, ...]:
     _require_linear(ctx.op, "allreduce")
-    sizes = [grad.nbytes for grad in grads]
     scales = (ctx.prescale, ctx.postscale)
-    reduced = torch.ops.dad.allreduce(list(grads), "", ctx.op, *scales, ctx.process_set, sizes)
+    reduced = torch.ops.dad.allreduce(list(grads), "", ctx.op, *scales, ctx.process_set, [])
     return reduced, None, None, None, None, None, None
 
 
