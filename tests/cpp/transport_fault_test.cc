@@ -240,10 +240,10 @@ TEST(LocalNetwork, DelaysAndKeepsTheOrderOfEachPeer) {
   LocalNetwork network(3);
   network.SetDelay(std::chrono::microseconds(200));
   network.SetJitter(std::chrono::microseconds(500), 1);
+  RecordingSink sink;  // outlives the receiver, which hears of the others' end
   auto receiver = network.Connect(0);
   auto one = network.Connect(1);
   auto two = network.Connect(2);
-  RecordingSink sink;
   receiver->SetSink(&sink);
   const auto begin = std::chrono::steady_clock::now();
   for (uint64_t i = 0; i < 50; ++i) {
