@@ -10,7 +10,7 @@ help:  ## this list
 setup:  ## system packages, .venv, the build, dad in .venv; a second run takes seconds
 	@scripts/setup.sh
 
-build:  ## only the C++ build, incremental
+build:  ## only the libraries, incremental
 	@scripts/setup.sh build
 
 demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto; two train with Keras
@@ -18,6 +18,7 @@ demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and aut
 	@$(VENV)/bin/dadrun -np 2 $(VENV)/bin/python examples/keras_fit.py --epochs 1 --compression auto
 
 test: setup  ## all tests, C++ and Python
+	@scripts/setup.sh tests
 	build/tests/cpp/dad_tests --gtest_brief=1
 	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
 	if [ -x build/tests/cpp/gpu/dad_torch_device_tests ]; then build/tests/cpp/gpu/dad_torch_device_tests --gtest_brief=1; fi

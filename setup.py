@@ -9,7 +9,8 @@ For which frameworks: those that the running interpreter can import. Hence
 and the same with DAD_WITH_TENSORFLOW.
 
 `python setup.py build_ext --inplace` is the development build: it works in build/
-and puts the libraries into python/dad/_lib.
+and puts the libraries into python/dad/_lib. The C++ tests are not part of it (`make test`
+compiles them).
 """
 
 import importlib.util
@@ -66,7 +67,8 @@ class CMakeBuild(build_ext):
             "DAD_TESTS": "ON" if in_place else "OFF",
         }
         configure += [f"-D{name}={value}" for name, value in options.items()]
-        build = ["cmake", "--build", str(build_dir), "--parallel", str(os.cpu_count())]
+        parallel = ["--parallel", str(os.cpu_count())]
+        build = ["cmake", "--build", str(build_dir), "--target", "libraries", *parallel]
         for command in (configure, build):
             if subprocess.run(command).returncode != 0:
                 sys.exit(f"dad: failed: {' '.join(command)}")

@@ -7,6 +7,7 @@
 #   headers    NCCL's and cuBLAS's headers into build/gpu, where nvcc is: the build compares declarations with them
 #   build      C++: build/, libraries into python/dad/_lib
 #   install    dad into .venv, editable: changes in python/ count at once
+#   tests      the C++ tests: build/tests
 #   fuzzer     Debian packages of `make fuzz`
 #
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
@@ -144,12 +145,20 @@ END
 build() {
   say "build: C++ in build/, libraries into python/dad/_lib"
   mkdir -p build
-  # Shows what is compiled; the rest is in the log.
-  if ! .venv/bin/python setup.py --quiet build_ext --inplace 2>&1 | tee build/build.log | compiler_lines; then
-    sed -n '/^FAILED/,$p' build/build.log | grep . || tail -n 40 build/build.log
-    die "the build failed; the whole log is build/build.log"
-  fi
+  compile build/build.log .venv/bin/python setup.py --quiet build_ext --inplace
   sed -n '/was built for/,$p' build/build.log
+}
+tests() {
+  say "tests: C++ in build/tests"
+  compile build/tests.log cmake --build build --parallel "$(nproc)"
+}
+compile() { # compile LOG COMMAND...: shows what is compiled; the rest is in the log
+  local log=$1
+  shift
+  if ! "$@" 2>&1 | tee "$log" | compiler_lines; then
+    sed -n '/^FAILED/,$p' "$log" | grep . || tail -n 40 "$log"
+    die "the build failed; the whole log is $log"
+  fi
 }
 compiler_lines() { grep --line-buffered -E '^\[ *[0-9]+.*(Building|Linking)' || true; }
 
@@ -166,7 +175,7 @@ install() {
 for step in "${@:-packages venv headers build install}"; do
   for name in $step; do
     case $name in
-      packages | venv | headers | build | install | fuzzer) "$name" ;;
+      packages | venv | headers | build | tests | install | fuzzer) "$name" ;;
       *) die "no such step: $name" ;;
     esac
   done
