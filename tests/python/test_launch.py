@@ -270,6 +270,27 @@ def test_what_a_rank_leaves_running_ends_with_it():
     assert marked_processes(mark) == []
 
 
+@pytest.mark.parametrize("how", ["time.sleep(600)", "sys.exit(0)", "os.kill(os.getpid(), 9)"])
+def test_what_a_rank_starts_in_a_session_of_its_own_ends_with_the_job(how):
+    mark = f"mark-{os.getpid()}-session-{len(how)}"
+    stubborn = (
+        "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    script = (
+        "import os, subprocess, sys, time\n"
+        f"command = [sys.executable, '-c', {stubborn!r}, {mark!r}]\n"
+        "left = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "print(left.stdout.readline(), flush=True)\n"
+        f"{how}\n"
+    )
+    job = start_dadrun("-np", "1", sys.executable, "-c", script)
+    assert "up" in job.stdout.readline()
+    if "sleep" in how:
+        job.send_signal(signal.SIGINT)
+    job.wait(60)
+    assert marked_processes(mark) == []
+
+
 @pytest.mark.parametrize(
     ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
 )
