@@ -1,5 +1,6 @@
 """dadrun with real processes on this machine."""
 
+import io
 import json
 import os
 import signal
@@ -12,6 +13,7 @@ import psutil
 import pytest
 
 import dad
+from dad.runner.job import Job, RankProcess
 from dad.runner.output import RankStream
 from dad.runner.remote import CHILD
 
@@ -159,6 +161,30 @@ def test_one_failure_ends_all_and_is_explained(how, code, text):
     assert "    hm" in block
     assert "the other 2 ranks were stopped" in block
     assert marked_processes(mark) == []
+
+
+def test_only_ranks_that_ran_are_said_to_be_stopped():
+    # All have ended by themselves before the launcher looks at the first of them.
+    script = "import os, sys; sys.exit(5 * int(os.environ['DAD_RANK']))"
+    ranks = [started(script, rank) for rank in range(3)]
+    for rank in ranks:
+        rank.process.wait()
+    messages = io.StringIO()
+    assert Job(ranks, messages).run() == 5
+    assert messages.getvalue().splitlines() == [
+        "dadrun: rank 1 on here failed: exit code 5",
+        "  it wrote nothing to stderr",
+        "dadrun: rank 0 had ended before, with exit code 0",
+        "dadrun: rank 2 (exit code 10) failed too",
+    ]
+
+
+def started(script, rank):
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    command = [sys.executable, "-S", "-c", script]
+    process = subprocess.Popen(command, env={"DAD_RANK": str(rank)}, bufsize=0, **pipes)
+    streams = [RankStream(rank, name, Sink()) for name in ("stdout", "stderr")]
+    return RankProcess(f"rank {rank}", "here", False, process, *streams)
 
 
 def test_rank_killed_by_a_signal_is_named_before_those_that_noticed():

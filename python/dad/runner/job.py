@@ -27,6 +27,8 @@ _DRAIN_SECONDS = 1.0
 _PEER_ENDED = re.compile(r"\brank (\d+)(?:: | has ).*its output says why")
 _PEER_LOST = re.compile(rf"{_PEER_ENDED.pattern}|\brank (\d+): gave no sign of life")
 _CULPRIT_SECONDS = 5.0
+# So many of the ranks that failed too are named.
+_MOST_NAMED = 8
 # ssh's own exit code, unless child.py says that it was the command's.
 _SSH_FAILED = 255
 _COMMAND_FAILED = "dadrun: the command ended with exit code 255"
@@ -299,10 +301,14 @@ class Job:
                 lines += _last_lines(rank)
                 others.remove(rank)
                 break
-        if stopped := len(others) - len(before):
-            lines.append(
-                f"dadrun: the other {f'{stopped} ranks were' if stopped > 1 else 'rank was'} stopped"
-            )
+        too = [rank for rank in others if rank.exit_code and not rank.told_to_stop]
+        if too:
+            names = ", ".join(f"{rank.label} (exit code {rank.exit_code})" for rank in too[:_MOST_NAMED])
+            more = f" and {len(too) - _MOST_NAMED} more" if len(too) > _MOST_NAMED else ""
+            lines.append(f"dadrun: {names}{more} failed too")
+        if stopped := sum(rank.told_to_stop for rank in others):
+            who = f"{stopped} ranks were" if stopped > 1 else "rank was"
+            lines.append(f"dadrun: the other {who} stopped")
         return "\n".join(lines)
 
     def _say(self, text: str) -> None:
