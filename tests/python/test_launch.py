@@ -243,11 +243,12 @@ def test_lost_rank_that_does_not_end_is_shown_beside_the_one_that_lost_it(lost, 
         " print('deep in thought', file=sys.stderr)\n"
         " os.kill(os.getpid(), 19)\n"
         "time.sleep(0.5)\n"
+        "print(time.time(), flush=True)\n"
         f"sys.exit('dad.errors.DadInternalError: {lost}')\n"
     )
-    start = time.monotonic()
     done = dadrun("-np", "2", sys.executable, "-c", script)
-    assert time.monotonic() - start < seconds
+    # Counted from there: on a busy machine the interpreters alone take seconds to start.
+    assert time.time() - float(done.stdout.partition("<stdout>:")[2]) < seconds
     assert done.returncode == 1
     block = done.stderr[done.stderr.index("dadrun: ") :]
     assert block.startswith("dadrun: rank 0 on localhost failed: exit code 1")
