@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <limits>
+#include <string_view>
 
 namespace dad {
 namespace {
@@ -160,6 +161,10 @@ constexpr Row kTable[] = {
      }},
 };
 
+// What horovod.run() of Horovod 0.28.1 puts into the environment of its ranks for settings
+// that nobody gave: a tuple where None was meant. Horovod itself reads a number from its front.
+constexpr std::string_view kUnsetByHorovod = "(None,)";
+
 }  // namespace
 
 Options::Options() {
@@ -172,7 +177,7 @@ Result<Options> Options::FromEnvironment(const Getenv& getenv) {
     for (const char* variable : {row.dad_variable, row.horovod_variable}) {
       if (*variable == '\0') continue;
       const char* text = getenv(variable);
-      if (text == nullptr) continue;
+      if (text == nullptr || std::string_view(text) == kUnsetByHorovod) continue;
       if (std::string expected = row.parse(text, options); !expected.empty()) {
         return Status::InvalidArgument(std::string(variable) + "=\"" + text + "\": expected " +
                                        expected);

@@ -192,8 +192,11 @@ def _from_mpi(variables: _Variables) -> World | None:
     if variables.has_any("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
         program, family = "mpirun", "OMPI_COMM_WORLD"
         local_rank, local_size = "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"
-    # srun sets PMI_* too, for programs that are not MPI programs.
-    elif variables.has_any("PMI_RANK", "PMI_SIZE") and not variables.has_any("SLURM_PROCID"):
+    # srun sets PMI_* too, for programs that are not MPI programs. MPICH's mpirun has srun start one proxy
+    # per host, which starts the ranks: their SLURM_PROCID is the proxy's.
+    elif variables.has_any("PMI_RANK", "PMI_SIZE") and (
+        variables.has_any("MPI_LOCALNRANKS") or not variables.has_any("SLURM_PROCID")
+    ):
         program, family = "mpiexec", "PMI"
         local_rank, local_size = "MPI_LOCALRANKID", "MPI_LOCALNRANKS"
     else:

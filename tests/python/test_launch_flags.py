@@ -2,12 +2,13 @@
 
 import pytest
 
+from dad.runner import network
 from dad.runner.cli import main
 from dad.runner.errors import LaunchError
 from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
 from dad.runner.launch import LaunchPlan, Network
-from dad.runner.mpi import MpiJob, mpich_command, openmpi_command
+from dad.runner.mpi import MpiJob, mpi_environment, mpich_command, openmpi_command
 from dad.runner.remote import exportable
 from dad.runner.settings import read_config_file, variables_from
 from dad.runner.ssh import SshOptions
@@ -236,6 +237,42 @@ def test_command_for_open_mpi():
     assert "--mca btl_tcp_if_include eth0" in text
     ssh = command[command.index("plm_rsh_args") + 1]
     assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+
+
+def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
+    monkeypatch.setattr(
+        network, "common_subnet", lambda hosts: "10.0.0.0/24" if hosts == ["a", "b"] else None
+    )
+    text = " ".join(openmpi_command(mpi_job({})))
+    assert "--mca btl_tcp_if_include 10.0.0.0/24 --mca oob_tcp_if_include 10.0.0.0/24" in text
+    # Whoever has chosen knows better, and Open MPI takes a setting only once.
+    for job in (
+        mpi_job({}, mpi_args="--mca btl_tcp_if_exclude docker0"),
+        mpi_job({"OMPI_MCA_btl_tcp_if_include": "eth1"}),
+    ):
+        assert "10.0.0.0/24" not in " ".join(openmpi_command(job))
+
+
+def test_subnet_is_one_that_has_all_hosts(monkeypatch):
+    ours = {
+        network._SIOCGIFADDR: {"lo": "127.0.0.1", "docker0": "172.17.0.1", "eth0": "10.0.0.9"},
+        network._SIOCGIFNETMASK: {"lo": "255.0.0.0", "docker0": "255.255.0.0", "eth0": "255.255.255.0"},
+    }
+    monkeypatch.setattr(network, "_ask_interfaces", ours.__getitem__)
+    assert network.common_subnet(["10.0.0.1", "10.0.0.2"]) == "10.0.0.0/24"
+    assert network.common_subnet(["10.0.0.1", "10.0.1.2"]) is None
+    assert network.common_subnet(["127.0.0.1"]) is None
+
+
+def test_settings_for_open_mpi_reach_it_but_not_those_of_an_outer_job():
+    plan = LaunchPlan(
+        [Host("a", 1)], ["x"], environment={"OMPI_MCA_btl": "tcp,self", "OMPI_UNIVERSE_SIZE": "4"}
+    )
+    environment = mpi_environment(plan, Network([], "127.0.0.1", None), 1)
+    assert environment["OMPI_MCA_btl"] == "tcp,self"
+    assert "OMPI_UNIVERSE_SIZE" not in environment
+    plan.environment["OMPI_COMM_WORLD_RANK"] = "0"
+    assert "OMPI_MCA_btl" not in mpi_environment(plan, Network([], "127.0.0.1", None), 1)
 
 
 def test_command_for_mpich():

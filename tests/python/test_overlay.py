@@ -147,3 +147,24 @@ def test_real_horovodrun_launches_a_script_on_dad(real_horovod, tmp_path, contro
     assert done.returncode == 0, done.stderr
     for rank in (0, 1):
         assert f"<stdout>:rank {rank} of 2, here 2: [1.0, 3.0, 5.0, 7.0]" in done.stdout
+
+
+def test_function_of_a_real_horovod_run_is_run_on_dad(real_horovod, tmp_path):
+    # Its ranks get HOROVOD_CYCLE_TIME=(None,), which Horovod's own C++ does not mind.
+    script = tmp_path / "run.py"
+    script.write_text(
+        "import horovod\n"
+        "def add(value):\n"
+        "    import torch, horovod.torch as hvd\n"
+        "    hvd.init()\n"
+        "    assert hvd.__name__ == 'dad.torch'\n"
+        "    return hvd.rank(), hvd.allreduce(torch.tensor([value + hvd.rank()]), op=hvd.Sum).tolist()\n"
+        "if __name__ == '__main__':\n"
+        "    assert horovod.run.__module__ == 'horovod.runner'\n"
+        "    print(horovod.run(add, args=(3,), np=2, use_gloo=True))\n"
+    )
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([OVERLAY, str(real_horovod), PACKAGE_ROOT])}
+    done = subprocess.run(
+        [sys.executable, script], env=environment, capture_output=True, text=True, timeout=180
+    )
+    assert "[(0, [7]), (1, [7])]" in done.stdout, done.stderr

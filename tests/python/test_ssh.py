@@ -140,6 +140,32 @@ def test_failure_on_another_host_ends_all(ssh_environment):
     assert marked_processes(mark) == []
 
 
+def test_rank_that_exits_with_the_code_of_ssh_is_not_taken_for_a_broken_connection(ssh_environment):
+    done = dadrun(ssh_environment, "-H", "node1:1", sys.executable, "-c", "import sys; sys.exit(-1)")
+    assert done.returncode == 255
+    assert "dadrun: rank 0 on node1 failed: exit code 255\n" in done.stderr
+
+
+def test_host_that_lacks_dad_is_told_how_to_find_out_more(ssh_environment, tmp_path):
+    without_dad = ["env", "-u", "PYTHONPATH", sys.executable, "-S", "-c", "import dad"]
+    for command in (["no-such-python", "train.py"], without_dad):
+        done = dadrun(ssh_environment, "-H", "node1:1", *command, cwd=tmp_path)
+        assert done.returncode != 0
+        assert "dadrun: node1 needs the same dad for the same interpreter" in done.stderr
+        assert "dadrun --doctor -H node1" in done.stderr
+
+
+def test_doctor_looks_for_dad_as_a_rank_would(ssh_environment, tmp_path):
+    (tmp_path / "dad").mkdir()
+    (tmp_path / "dad" / "__init__.py").write_text("__version__ = 'of another time'\n")
+    odd = f"import os; os.environ['PYTHONPATH'] = {str(tmp_path)!r}; "
+    code = "from dad.runner.doctor import _remote_dad, SshOptions; print(_remote_dad('node1', SshOptions()).text)"
+    done = subprocess.run(
+        [sys.executable, "-c", odd + code], env=ssh_environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.startswith("node1 has dad of another time, this machine"), done.stderr
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_end_of_the_launcher_ends_remote_ranks(ssh_environment, number):
     mark = f"mark-{os.getpid()}-{number}"
@@ -166,7 +192,8 @@ def test_broken_connection_ends_the_rank_and_the_job(ssh_environment):
     victim.kill()
     _, errors = job.communicate(timeout=20)
     assert job.returncode == 137
-    assert "rank 1 on node2 failed" in errors
+    # Nothing has killed the rank itself.
+    assert "rank 1 on node2 failed: its ssh client was killed by signal 9\n" in errors
     wait_until(lambda: not marked_processes(mark))
 
 
@@ -225,6 +252,13 @@ def test_every_host_that_cannot_be_reached_is_named_with_a_command_to_try(ssh_en
     assert "no-such-host.invalid: ssh: Could not resolve" in done.stderr
     assert "try: ssh " in done.stderr
     assert "badkey true" in done.stderr
+    assert "put one in place (ssh-copy-id badkey)" in done.stderr
+
+
+def test_key_that_is_not_there_is_named(ssh_environment, tmp_path):
+    done = dadrun(ssh_environment, "-i", f"{tmp_path}/key", "-H", "node1:1", "true")
+    assert done.returncode == 2
+    assert f"node1: the key {tmp_path}/key (-i) is not here" in done.stderr
 
 
 def test_host_that_does_not_answer_is_given_up_in_time(monkeypatch, tmp_path):

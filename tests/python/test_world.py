@@ -149,6 +149,14 @@ def test_mpich_variables():
     assert (world.launcher, world.transport, world.meeting.how) == ("mpi", "mpi", "mpi")
 
 
+def test_ranks_of_mpich_in_a_slurm_job_are_not_taken_for_the_proxy_that_srun_started():
+    proxy = {"SLURM_PROCID": "0", "SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_ID": "0"}
+    rank = {"PMI_RANK": "2", "PMI_SIZE": "4", "MPI_LOCALRANKID": "2", "MPI_LOCALNRANKS": "3"}
+    world = discover(proxy | rank | {"ENVIRONMENT": "BATCH"})
+    assert (world.launcher, world.rank, world.size) == ("mpi", 2, 4)
+    assert (world.local_rank, world.local_size) == (2, 3)
+
+
 def test_sruns_own_pmi_variables_do_not_make_it_mpi():
     assert discover(SLURM | {"PMI_RANK": "1", "PMI_SIZE": "2"}).launcher == "slurm"
 

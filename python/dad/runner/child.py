@@ -8,7 +8,8 @@ any other byte is a sign of life. The end of the input means that the launcher o
 connection to it is gone, and so does `silence_seconds` without a byte (0: wait for ever).
 
 The command's output goes to our own stdout and stderr, untouched. We exit with the command's
-code, or 128 + N if signal N killed it, as shells do.
+code, or 128 + N if signal N killed it, as shells do. ssh exits with 255 when a connection breaks, so on
+another host a command that does so is followed by a line that says so.
 
 On other hosts this file's text is run with `python -c`, so it needs nothing but Python.
 """
@@ -26,6 +27,7 @@ import time
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+SSH_FAILED = 255
 
 
 def prctl(option, value):
@@ -37,6 +39,7 @@ class Child:
         self.grace_seconds = spec.get("grace_seconds", 5)
         self.exit_code = None
         self.kill_at = None
+        self.strays = set()
         # The write end wakes the loop below when a signal arrives.
         self.wakeup, write_end = os.pipe()
         os.set_blocking(write_end, False)
@@ -45,7 +48,7 @@ class Child:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.terminate())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # Orphans of the rank become ours, so that we can wait for the end of the whole group.
+        # Orphans of the rank become ours, so that we can wait for the end of all that it has started.
         prctl(PR_SET_CHILD_SUBREAPER, 1)
         # The launcher's death is seen even if a fork of it still holds our input open.
         prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
@@ -107,6 +110,16 @@ class Child:
             self.signal_group(signal.SIGCONT)  # one that is stopped would not hear of it
             self.kill_at = time.monotonic() + self.grace_seconds
 
+    def end_strays(self):
+        """What the rank has started in sessions of their own is not in its group. False when none is left."""
+        found = descendants()
+        is_late = self.kill_at is not None and time.monotonic() >= self.kill_at
+        for pid in found if is_late else found - self.strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL if is_late else signal.SIGTERM)
+        self.strays |= found
+        return bool(found)
+
     def reap(self):
         while True:
             try:
@@ -127,7 +140,7 @@ class Child:
             if self.exit_code is not None:
                 # What the rank started and left running goes with it.
                 self.terminate()
-                if not self.signal_group(0):
+                if not self.signal_group(0) and not self.end_strays():
                     return self.exit_code
             now = time.monotonic()
             if self.kill_at is not None and now >= self.kill_at:
@@ -151,6 +164,23 @@ class Child:
                     inputs.remove(0)
 
 
+def descendants():
+    """Our children, theirs, and so on, as far as they run."""
+    children = {}
+    for entry in os.listdir("/proc"):
+        # Not all of them are processes, and one may end while we look.
+        with contextlib.suppress(OSError, ValueError):
+            with open(f"/proc/{int(entry)}/stat", "rb") as file:
+                state, parent = file.read().rpartition(b")")[2].split()[:2]
+            if state not in (b"Z", b"X"):
+                children.setdefault(int(parent), set()).add(int(entry))
+    found, unseen = set(), {os.getpid()}
+    while unseen:
+        unseen = {child for pid in unseen for child in children.get(pid, ())} - found
+        found |= unseen
+    return found
+
+
 def read_exactly(size):
     """Unbuffered: what follows must stay in the pipe for select."""
     data = b""
@@ -171,7 +201,11 @@ def read_spec():
 
 def main():
     spec = read_spec()
-    sys.exit(Child(spec).run(spec.get("silence_seconds", 0)))
+    silence_seconds = spec.get("silence_seconds", 0)
+    code = Child(spec).run(silence_seconds)
+    if silence_seconds and code == SSH_FAILED:
+        os.write(2, b"dadrun: the command ended with exit code 255\n")
+    sys.exit(code)
 
 
 if __name__ == "__main__":

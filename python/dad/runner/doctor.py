@@ -7,6 +7,7 @@ with the command that brings it.
 from __future__ import annotations
 
 import importlib.util
+import os
 import platform
 import secrets
 import shlex
@@ -16,14 +17,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dad._version import __version__
-from dad.runner import network
+from dad.runner import network, remote
 from dad.runner.check_build import FRAMEWORKS, build_info, framework_status, plugin_status, rebuild_command
 from dad.runner.hosts import Host
 from dad.runner.kv import KeyValueClient
 from dad.runner.rendezvous import RendezvousServer
-from dad.runner.ssh import SshOptions, check_host
+from dad.runner.ssh import SshOptions, check_host, cure
 
 _EXCHANGE_SECONDS = 120
+_REMOTE_SECONDS = 60
 _OK, _BROKEN, _ABSENT = "✓", "✗", "–"
 
 
@@ -144,30 +146,26 @@ def _ssh_hosts(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
         reason = check_host(host.name, ssh)
         if reason is not None:
             attempt = shlex.join([*ssh.command(host.name), "true"])
-            yield Finding(_BROKEN, f"{host.name}: {reason}; try: {attempt}")
+            what = "; ".join(filter(None, [reason, cure(reason, host.name, ssh), f"try: {attempt}"]))
+            yield Finding(_BROKEN, f"{host.name}: {what}")
             continue
         yield _remote_dad(host.name, ssh)
 
 
 def _remote_dad(host: str, ssh: SshOptions) -> Finding:
     """The other side needs the same dad, for the same interpreter."""
-    command = shlex.join([sys.executable, "-c", "import dad; print(dad.__version__)"])
+    command = [sys.executable, "-c", "import dad; print(dad.__version__)"]
     try:
-        answer = subprocess.run(
-            [*ssh.command(host), command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        # As a rank would run it: dad may be found by PYTHONPATH only.
+        code, out, err = remote.run_remote(host, ssh, command, dict(os.environ), _REMOTE_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(_BROKEN, f"{host}: no answer within 60 s to: {command}")
-    if answer.returncode != 0:
-        why = (answer.stderr.strip().splitlines() or ["no message"])[-1]
+        return Finding(_BROKEN, f"{host}: no answer within {_REMOTE_SECONDS} s to: {shlex.join(command)}")
+    if code != 0:
+        why = (err.strip().splitlines() or ["no message"])[-1]
         return Finding(
             _BROKEN, f"{host}: dad is not there ({why}); install it for {sys.executable} on {host}"
         )
-    version = answer.stdout.strip()
+    version = (out.strip().splitlines() or ["nothing"])[-1]
     if version != __version__:
         return Finding(
             _BROKEN, f"{host} has dad {version}, this machine {__version__}; install the same on both"

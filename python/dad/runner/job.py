@@ -27,7 +27,13 @@ _DRAIN_SECONDS = 1.0
 _PEER_ENDED = re.compile(r"\brank (\d+)(?:: | has ).*its output says why")
 _PEER_LOST = re.compile(rf"{_PEER_ENDED.pattern}|\brank (\d+): gave no sign of life")
 _CULPRIT_SECONDS = 5.0
+# So many of the ranks that failed too are named.
+_MOST_NAMED = 8
+# ssh's own exit code, unless child.py says that it was the command's.
 _SSH_FAILED = 255
+_COMMAND_FAILED = "dadrun: the command ended with exit code 255"
+# What a rank on another host says that lacks something.
+_IS_MISSING = re.compile(r"dadrun: (cannot start|no python3) |No module named '(dad|horovod)\b")
 
 
 @dataclass
@@ -41,6 +47,7 @@ class RankProcess:
     stdout: RankStream
     stderr: RankStream
     exit_code: int | None = None
+    killed_by: int = 0  # the signal that ended the process here, for a remote rank that of ssh
     ended_at: float = 0.0
     open_pipes: int = 2
     told_to_stop: bool = False  # before we knew of its end
@@ -123,6 +130,7 @@ class Job:
                 if code is None:
                     continue
                 rank.exit_code = code if code >= 0 else 128 - code
+                rank.killed_by = max(-code, 0)
                 rank.ended_at = now
                 if rank.exit_code != 0 and self._failed_at is None:
                     self._failed_at = now
@@ -261,13 +269,20 @@ class Job:
 
     def _describe(self, culprit: RankProcess) -> str:
         code = culprit.exit_code or 0
-        if culprit.remote and code == _SSH_FAILED:
+        if culprit.remote and culprit.killed_by:
+            what = f"its ssh client was killed by signal {culprit.killed_by}"
+        elif culprit.remote and code == _SSH_FAILED and _COMMAND_FAILED not in culprit.stderr.tail:
             what = "the ssh connection ended (code 255)"
         elif _by_signal(code):
             what = f"killed by signal {code - 128} ({signal.Signals(code - 128).name})"
         else:
             what = f"exit code {code}"
         lines = [f"dadrun: {culprit.label} on {culprit.host} failed: {what}", *_last_lines(culprit)]
+        if culprit.remote and any(_IS_MISSING.search(line) for line in culprit.stderr.tail):
+            lines.append(
+                f"dadrun: {culprit.host} needs the same dad for the same interpreter, at the same paths; "
+                f"what it lacks is said by: dadrun --doctor -H {culprit.host} (and -p, -i as here)"
+            )
         others = [rank for rank in self._processes if rank is not culprit]
         # One that left too early is often why the culprit failed.
         lost = _lost_peer(culprit)
@@ -286,10 +301,14 @@ class Job:
                 lines += _last_lines(rank)
                 others.remove(rank)
                 break
-        if stopped := len(others) - len(before):
-            lines.append(
-                f"dadrun: the other {f'{stopped} ranks were' if stopped > 1 else 'rank was'} stopped"
-            )
+        too = [rank for rank in others if rank.exit_code and not rank.told_to_stop]
+        if too:
+            names = ", ".join(f"{rank.label} (exit code {rank.exit_code})" for rank in too[:_MOST_NAMED])
+            more = f" and {len(too) - _MOST_NAMED} more" if len(too) > _MOST_NAMED else ""
+            lines.append(f"dadrun: {names}{more} failed too")
+        if stopped := sum(rank.told_to_stop for rank in others):
+            who = f"{stopped} ranks were" if stopped > 1 else "rank was"
+            lines.append(f"dadrun: the other {who} stopped")
         return "\n".join(lines)
 
     def _say(self, text: str) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from dad.runner import remote
+from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
 from dad.runner.job import Job, RankProcess
@@ -79,7 +79,11 @@ def detect_kind(mpirun: str) -> str:
 
 def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]:
     base = {**plan.environment, **plan.variables}
-    environment = {name: value for name, value in base.items() if not _PLACE.fullmatch(name)}
+    # Settings for Open MPI are the user's, unless an outer mpirun has made them.
+    settings = "OMPI_MCA_" if "OMPI_COMM_WORLD_RANK" not in base else ()
+    environment = {
+        name: value for name, value in base.items() if name.startswith(settings) or not _PLACE.fullmatch(name)
+    }
     environment.update(interface_variables(net, environment, given=plan.interfaces is not None))
     environment["DAD_RENDEZVOUS"] = f"http://{net.address}:{port}"
     environment.setdefault("DAD_TRANSPORT", "mpi")
@@ -107,14 +111,25 @@ def openmpi_command(job: MpiJob) -> list[str]:
         command += ["--output-filename", plan.output_dir]
     if job.net.remote_hosts:
         command += ["--mca", "plm_rsh_args", shlex.join(plan.ssh.arguments())]
-    if plan.interfaces is not None:
+    if (networks := _networks(job)) is not None:
         for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
-            command += ["--mca", layer, plan.interfaces]
+            command += ["--mca", layer, networks]
     for name in sorted(remote.exportable(job.environment)):
         # Shell functions and the like have names that mpirun does not take.
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not name.startswith("OMPI_"):
             command += ["-x", name]
     return [*command, *shlex.split(job.mpi_args or ""), *plan.command]
+
+
+def _networks(job: MpiJob) -> str | None:
+    """By default Open MPI uses every network that it sees. A docker0 has the same address on all hosts,
+    so that a host which looks for another one there finds itself, and hangs."""
+    if job.plan.interfaces is not None:
+        return job.plan.interfaces
+    given = [job.mpi_args or "", *job.environment]
+    if not job.net.remote_hosts or any("tcp_if_" in text for text in given):
+        return None
+    return network.common_subnet(job.net.remote_hosts)
 
 
 def mpich_command(job: MpiJob) -> list[str]:

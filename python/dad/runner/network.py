@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import ipaddress
 import os
 import socket
 import struct
@@ -11,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 _SIOCGIFADDR = 0x8915
+_SIOCGIFNETMASK = 0x891B
 
 
 def addresses_of(host: str) -> list[str]:
@@ -46,16 +48,33 @@ def machine_identity() -> str:
 
 def interface_addresses() -> dict[str, str]:
     """Interface name -> its IPv4 address, of the interfaces that have one."""
+    return _ask_interfaces(_SIOCGIFADDR)
+
+
+def _ask_interfaces(question: int) -> dict[str, str]:
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(query.fileno(), _SIOCGIFADDR, request)
+                answer = fcntl.ioctl(query.fileno(), question, request)
             except OSError:
                 continue
             found[name] = socket.inet_ntoa(answer[20:24])
     return found
+
+
+def common_subnet(hosts: list[str]) -> str | None:
+    """`10.0.0.0/24` if one of our networks has all these hosts in it."""
+    wanted = [addresses_of(host) or addresses_of(_ssh_hostname(host)) for host in hosts]
+    masks = _ask_interfaces(_SIOCGIFNETMASK)
+    for name, address in interface_addresses().items():
+        subnet = ipaddress.ip_network(f"{address}/{masks.get(name, 32)}", strict=False)
+        if not subnet.is_loopback and all(
+            any(ipaddress.ip_address(found) in subnet for found in addresses) for addresses in wanted
+        ):
+            return str(subnet)
+    return None
 
 
 def loopback_interface() -> str:

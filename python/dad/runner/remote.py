@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -41,6 +42,24 @@ def start_remote(
 ) -> subprocess.Popen[bytes]:
     argv = [*ssh.command(host), remote_shell_command()]
     return _start(argv, command, exportable(environment), cwd, SILENCE_SECONDS)
+
+
+def run_remote(
+    host: str, ssh: SshOptions, command: list[str], environment: dict[str, str], timeout: float
+) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that runs as a rank would. Raises TimeoutExpired."""
+    process = start_remote(host, ssh, command, environment, os.getcwd())
+    # communicate() would close the input, which ends the command.
+    kept, process.stdin = process.stdin, None
+    assert kept is not None
+    with kept:
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+            raise
+    return process.returncode, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 def remote_shell_command() -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import subprocess
 import time
@@ -14,6 +15,14 @@ _CONNECT_TIMEOUT_SECONDS = 10
 _ATTEMPTS = 3
 # Trying again would not help.
 _FINAL = ("Permission denied", "Could not resolve", "Host key verification failed", "Bad owner")
+# What ssh says, and what may be done about it.
+_CURES = {
+    "Permission denied": "no key of ours is accepted there; put one in place (ssh-copy-id{port} {host}), "
+    "or name one with -i",
+    "Connection refused": "no ssh server listens there; start it (apt-get install openssh-server), "
+    "or name its port with -p",
+    "Could not resolve": "no such name; give an address, or add the name to /etc/hosts or ~/.ssh/config",
+}
 
 
 @dataclass(frozen=True)
@@ -37,8 +46,19 @@ class SshOptions:
         return ["ssh", *self.arguments(), host]
 
 
+def cure(reason: str, host: str, options: SshOptions) -> str:
+    """What to do about an answer of check_host(); empty if we know nothing better than to try."""
+    port = "" if options.port is None else f" -p {options.port}"
+    found = (text for words, text in _CURES.items() if words in reason)
+    return next(found, "").format(host=host, port=port)
+
+
 def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | None:
     """None if a command can be run on `host`, else why not."""
+    key = options.identity_file
+    if key is not None and not os.access(os.path.expanduser(key), os.R_OK):
+        # ssh would go on without it, and say that another one is not accepted.
+        return f"the key {key} (-i) is not here, or may not be read"
     deadline = time.monotonic() + timeout
     reason = "no answer"
     for attempt in range(_ATTEMPTS):
@@ -80,5 +100,7 @@ def check_hosts(hosts: list[str], options: SshOptions, timeout: float = 30.0) ->
         lines = [f"cannot reach {len(failed)} of {len(hosts)} hosts over ssh:"]
         for host, reason in failed:
             lines.append(f"  {host}: {reason}")
+            if text := cure(reason, host, options):
+                lines.append(f"    {text}")
             lines.append(f"    try: {shlex.join([*options.command(host), 'true'])}")
         raise LaunchError("\n".join(lines))
