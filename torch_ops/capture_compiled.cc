@@ -189,7 +189,7 @@ at::Tensor Alive(const Entry& entry) {
 bool Wanted(const at::Tensor& param) {
   if (!param.requires_grad()) return false;
   const auto leaf = ag::impl::try_get_grad_accumulator(param);
-  TORCH_CHECK(!leaf || leaf->tensor_pre_hooks().empty(),
+  TORCH_CHECK(!leaf || !HasHooks(ag::Edge(leaf, 0)),
               "a compiled graph keeps the rows of a layer's gradient (compression=); a hook on the "
               "parameter cannot be given the gradient");
   const auto* chosen = ag::get_current_graph_task_exec_info();

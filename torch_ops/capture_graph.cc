@@ -4,7 +4,10 @@
 #include <torch/csrc/autograd/generated/Functions.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <atomic>
 #include <typeinfo>
+
+#include "capture_hooks.h"
 
 namespace dad_torch {
 
@@ -122,6 +125,11 @@ bool SetActivation(const ag::Node* node, ActivationMatch& match) {
   return true;
 }
 
+std::atomic<HookJudge>& TheHookJudge() {
+  static std::atomic<HookJudge> judge{nullptr};
+  return judge;
+}
+
 class PassHook : public ag::FunctionPostHook {
  public:
   explicit PassHook(std::shared_ptr<ChainLink> link) : link_(std::move(link)) {}
@@ -181,10 +189,18 @@ LeadingDimension LeadingBeforeReshape(const at::Tensor& matrix) {
   return leading;
 }
 
+void SetHookJudge(HookJudge judge) { TheHookJudge() = judge; }
+
 bool HasHooks(const ag::Edge& edge) {
   for (ag::Node* node = edge.function.get(); node; node = node->next_edge(0).function.get()) {
-    if (!node->pre_hooks().empty() || !node->tensor_pre_hooks().empty()) return true;
-    if (As<ag::AccumulateGrad>(node) || node->num_outputs() == 0) return false;
+    if (!node->pre_hooks().empty()) return true;
+    const bool on_tensor = !node->tensor_pre_hooks().empty();
+    if (const auto* leaf = As<ag::AccumulateGrad>(node)) {
+      const HookJudge judge = TheHookJudge();
+      return on_tensor && (judge == nullptr || judge(leaf->variable));
+    }
+    if (on_tensor) return true;
+    if (node->num_outputs() == 0) return false;
     if (!node->post_hooks().empty() || !node->retains_grad_hooks().empty()) return true;
   }
   return false;

@@ -47,6 +47,8 @@ struct Destination {
 Destination Find(const at::Tensor& param, const at::Tensor& x) {
   Destination to;
   if (!param.defined() || !MayCapture(param, {&x}, /*mixed=*/true)) return to;
+  // Not earlier: in a graph that is being traced a size may be a symbol.
+  if (x.numel() == 0) return to;
   if (auto use = FindUse(param); use && use->whole) {
     to.entry = std::move(use->entry);
   } else if (auto repeated = FindRepeatedUse(param)) {
@@ -64,10 +66,7 @@ struct Destinations {
   bool any() const { return weight.entry || bias.entry; }
 };
 
-Destinations FindBoth(const Operands& op) {
-  if (op.x.numel() == 0) return {};
-  return {Find(op.w, op.x), Find(op.b, op.x)};
-}
+Destinations FindBoth(const Operands& op) { return {Find(op.w, op.x), Find(op.b, op.x)}; }
 
 // The type in which sums over positions are made.
 at::ScalarType SumType(const at::Tensor& x) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "capture.h"
+#include "capture_hooks.h"
 
 namespace dad_torch {
 
@@ -63,6 +64,21 @@ py::object OrNone(const at::Tensor& tensor) {
   return tensor.defined() ? py::cast(tensor) : py::none();
 }
 
+PyTypeObject* overlooked_hooks = nullptr;  // guarded by the GIL
+
+// The hooks that Python puts on a tensor are in a dict, which stays when they are removed.
+bool LooksAtGradient(const at::Tensor& param) {
+  const py::gil_scoped_acquire acquire;
+  const py::object hooks = py::cast(param).attr("_backward_hooks");
+  if (!PyDict_Check(hooks.ptr())) return true;  // it was put there by C++
+  Py_ssize_t place = 0;
+  PyObject* each = nullptr;
+  while (PyDict_Next(hooks.ptr(), &place, nullptr, &each)) {
+    if (Py_TYPE(each) != overlooked_hooks) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void DefineCapture(py::module_& m) {
@@ -116,6 +132,13 @@ void DefineCapture(py::module_& m) {
       "capture_samples",
       [](const std::vector<at::Tensor>& params) { return CaptureSamples(params); },
       py::arg("params"), "Leading dimension of the input of the earliest captured op; -1: none.");
+  m.def(
+      "capture_overlook_hooks",
+      [](const py::type& type) {
+        overlooked_hooks = reinterpret_cast<PyTypeObject*>(type.inc_ref().ptr());
+        SetHookJudge(&LooksAtGradient);
+      },
+      py::arg("type"), "Hooks of this type do not look at the gradient that they are given.");
   py::class_<Versions>(m, "Versions", "Of what segments hold, as it is now.")
       .def(py::init<const std::vector<Segment>&>(), py::arg("segments"))
       .def("changed", &Versions::changed);

@@ -656,6 +656,26 @@ def test_compiled_norms_are_torchs(track, backend):
     assert ops.capture_reason(model[5].weight) == "its gradient came from an op without factors"
 
 
+def test_compiled_norms_of_batches_that_change(track):
+    torch._dynamo.reset()
+    model = nn.Sequential(
+        nn.Linear(8, 8),
+        nn.LayerNorm(8),
+        nn.RMSNorm(8),
+        nn.GroupNorm(2, 8),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, 8),
+    )
+    reference = copy.deepcopy(model)
+    track(model, "samples")
+    compiled = torch.compile(model, backend="aot_eager", dynamic=True)
+    for rows in (3, 5, 2):
+        x = torch.randn(rows, 8)
+        loss_of(compiled(x)).backward()
+        loss_of(reference(x)).backward()
+    assert_same_gradients(model, reference, 1e-4)
+
+
 def test_a_wrong_shape_is_torchs_error(track):
     for model, x in (
         (nn.LayerNorm(6), torch.randn(4, 5)),

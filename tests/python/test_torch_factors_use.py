@@ -575,6 +575,14 @@ def check_hooks_that_change_a_gradient():
     assert row["method"] == "dense" and "hook" in row["why"], row
 
 
+def check_a_hook_that_was_removed_is_no_reason_to_form_a_gradient():
+    model = net()
+    model[0].weight.register_hook(lambda grad: None).remove()
+    optimizer = distributed(model, "dad")
+    steps(model, optimizer, plain, 2)
+    assert next(row for row in optimizer.plan() if row["name"] == "0.weight")["method"] == "dad"
+
+
 def check_what_does_not_fit_is_logged_once():
     import logging
 
@@ -695,6 +703,35 @@ def check_what_is_not_a_number_is_not_hidden_by_an_activation():
                 for name, grad in fu.gradients(model).items():
                     where = (method, activation, step, name)
                     assert grad.isnan().equal(expected[name].isnan()), where
+
+
+def check_a_rank_that_fails_in_the_step_that_all_observe_is_named():
+    class TwoOfOneInput(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.below, self.a, self.b = (nn.Linear(D, D) for _ in range(3))
+
+        def forward(self, x):
+            self.seen = self.below(x)
+            return self.a(self.seen) + self.b(self.seen)
+
+    for method in ("dad", "rank_dad:rank=1"):
+        model = TwoOfOneInput().double()
+        optimizer = distributed(model, method)
+        plain(model)
+        if hvd().rank() == 1:
+            with torch.no_grad():
+                model.seen.zero_()
+        with pytest.raises(RuntimeError, match="changed in place") as error:
+            optimizer.step()
+        if hvd().rank() == 0:
+            assert isinstance(error.value, hvd().MismatchError), error.value
+            assert "rank 1" in str(error.value), error.value
+        optimizer.zero_grad()
+        plain(model)
+        optimizer.step()
+        hvd().check_replicas(model)
+        assert all(row["method"] != "dense" for row in optimizer.plan() if len(row["shape"]) > 1)
 
 
 def check_ranks_that_disagree():

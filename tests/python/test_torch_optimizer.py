@@ -199,6 +199,33 @@ def check_accumulation_adds_up_as_in_horovod():
     optimizer.step()
 
 
+def check_a_pass_too_many_on_one_rank_changes_nothing():
+    for compression in ("none", "fp16", "int8", "dad", "edad", "rank_dad:rank=1", "vgc"):
+        model = net()
+        optimizer = distributed(model, compression=compression)
+        exact = compression in ("none", "dad", "edad")
+        for step in range(4):
+            expected = mean_gradients(model, model(data()).square().sum())
+            optimizer.zero_grad()
+            model(data()).square().sum().backward()
+            # Also when the sums are there already, in .grad.
+            while step % 2 and not all(
+                hvd().poll(u.handle) for u in optimizer._dad.units if u.handle is not None
+            ):
+                pass
+            if hvd().rank() == step // 2:
+                with pytest.raises(AssertionError, match="backward_passes_per_step"):
+                    model(data()).square().sum().backward()
+                with pytest.raises(AssertionError, match="zero_grad"):
+                    optimizer.zero_grad()
+            optimizer.synchronize()
+            if exact:
+                assert_gradients(model, expected)
+            with optimizer.skip_synchronize():
+                optimizer.step()
+            hvd().check_replicas(model)
+
+
 def check_synchronize_before_all_passes_sends_what_there_is():
     model = net()
     optimizer = distributed(model, backward_passes_per_step=3)

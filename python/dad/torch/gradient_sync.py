@@ -39,7 +39,7 @@ from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
 from dad.state_keeper import StateKeeper
 from dad.states import saved_shares
-from dad.torch import capture, clipping, grad_scaler, ops
+from dad.torch import capture, clipping, grad_scaler, hooks, ops
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
 from dad.torch.checkpoint import as_arrays, as_tensors
@@ -91,6 +91,7 @@ class GradientSync:
         self.units: list[Unit] = []
         self.slots: dict[torch.Tensor, Slot] = {}
         self.touched = False  # a gradient came since the last synchronize()
+        self._refused = False  # and one too many
         self.steps = 0  # that were synchronized
         self.plan: planner.Plan | None = None
         self.replan_wanted = False
@@ -138,7 +139,7 @@ class GradientSync:
         lazy modules have no shape before the first forward()."""
         for slot in self.slots.values():
             if slot.hook is None and slot.param.requires_grad and not is_lazy(slot.param):
-                slot.hook = slot.param.register_post_accumulate_grad_hook(_Hook(self, slot))
+                slot.hook = hooks.watch(slot.param, self, slot)
                 if not self.touched:
                     for unit in slot.units:
                         unit.reset(self.passes)
@@ -150,12 +151,17 @@ class GradientSync:
 
     # During backward()
 
-    def arrived(self, slot: Slot) -> None:
+    def comes(self, slot: Slot) -> None:
+        """Before autograd adds a gradient to what this rank has of it, which may be on its way: then the
+        sum would be another one on each rank. Nothing has happened to this step; it can be ended."""
         if slot.passes_left == 0:
+            self._refused = True
             raise AssertionError(
                 f'"{slot.name}" got more than backward_passes_per_step={self.passes} gradients before step: '
                 "call step() earlier, or raise backward_passes_per_step"
             )
+
+    def arrived(self, slot: Slot) -> None:
         if slot.param.grad is not None and slot.param.grad.requires_grad:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         if not self.touched:
@@ -171,6 +177,8 @@ class GradientSync:
         if slot.passes_left > 0:
             return
         waits = slot.method is not None and (slot in self._held or self._may_differ())
+        if waits:
+            slot.take_early()  # a pass that is refused would add to them
         for unit in slot.units:
             unit.missing -= 1
             if unit.missing == 0 and not waits:
@@ -257,13 +265,19 @@ class GradientSync:
         self.watch()
         if not self.touched:
             self._begin_step()
+        if self._refused:
+            done = [slot.param for slot in self._planned_slots() if slot.passes_left == 0]
+            _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
         errors: list[Exception] = []
         try:
             try:
                 self._settle_on_units()
             except Exception as error:
                 errors.append(error)
-                self._go_dense()  # others wait for what this rank has
+                try:
+                    self._go_dense()  # others wait for what this rank has
+                except Exception as another:
+                    errors.append(another)
                 for unit in self.units if isinstance(error, _Refused) else ():
                     unit.was_sent = unit.was_sent or unit.name == error.tensor
             for work in (self._send_if_unsent, self._finish):
@@ -358,12 +372,19 @@ class GradientSync:
         return not any(outdated) and len(set(digests)) == 1
 
     def _go_dense(self) -> None:
-        """This step is sent as it would be without a method; the next one is observed."""
+        """This step is sent as it would be without a method; the next one is observed. Raises what went
+        wrong when that is done."""
         slots = self._planned_slots()
+        errors: list[Exception] = []
         for slot in slots:
-            slot.take_segments()
+            try:
+                slot.take_segments()
+            except Exception as error:
+                errors.append(error)
         self._forget_plan()
         self._form(slots)
+        if errors:
+            raise errors[0]
 
     def _forget_plan(self) -> None:
         self.plan = None
@@ -386,7 +407,12 @@ class GradientSync:
         """From what all ranks saw: units instead of those that were held."""
         held = [slot for slot in self.slots.values() if slot in self._held]
         self._held = set()
-        seen = self._share(held, self._observe(held))
+        mine, failure = {}, None
+        try:
+            mine = self._observe(held)
+        except Exception as error:  # the others wait for this rank, and are told
+            failure = error
+        seen = self._share(held, mine, failure)
         if len(seen) < self.process_set.size():
             # Some have joined, and would not know of the plan. What has none goes dense until they are back.
             self._postponed = ops.joins()
@@ -421,9 +447,11 @@ class GradientSync:
                 )
         return seen
 
-    def _share(self, held: Sequence[Slot], mine: dict[str, planner.Observation]) -> list[Any]:
+    def _share(
+        self, held: Sequence[Slot], mine: dict[str, planner.Observation], failure: Exception | None
+    ) -> list[Any]:
         """What every rank has seen, in rank order. MismatchError, on all of them, if they do not want to plan
-        for the same tensors."""
+        for the same tensors, or one has failed to see; that one raises its failure."""
         name = held[0].name
         try:
             # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
@@ -431,10 +459,19 @@ class GradientSync:
         except MismatchError as error:
             raise _Refused(name, str(error)) from error
         described = {name: values for name, *values in self.tensors()}
-        packet = (self.process_set.rank(), described, mine)
+        why = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        packet = (self.process_set.rank(), described, why, mine)
         all_ranks = allgather_object(packet, name=f"plan.{self.stream}", process_set=self.process_set)
-        first, wanted, _ = all_ranks[0]
-        for rank, tensors, _ in all_ranks[1:]:
+        if failure is not None:
+            raise failure
+        for rank, _, why, _ in all_ranks:
+            if why:
+                raise MismatchError(
+                    f'"{name}" and what else has no plan yet: rank {rank} failed in the step that all ranks '
+                    f"observe: {why}"
+                )
+        first, wanted, *_ = all_ranks[0]
+        for rank, tensors, *_ in all_ranks[1:]:
             for name in {**wanted, **tensors}:
                 here, there = (" ".join(map(str, of.get(name, ["nothing"]))) for of in (wanted, tensors))
                 if here != there:
@@ -575,13 +612,13 @@ class GradientSync:
     def reset(self) -> None:
         """Back to the start of a step. What is still in flight is left to itself."""
         for slot in self.slots.values():
-            slot.segments = []
+            slot.drop_segments()
             slot.forget_squares()
         for unit in self.units:
             unit.reset(self.passes)
         if self._weight is not None:
             self._weight.end_step()
-        self.touched = False
+        self.touched = self._refused = False
         tracked = [slot.param for slot in self.slots.values() if slot.capture_id >= 0]
         if tracked:
             _torch.capture_begin_step(tracked)
@@ -603,19 +640,6 @@ class _Refused(MismatchError):
     def __init__(self, tensor: str, message: str) -> None:
         super().__init__(message)
         self.tensor = tensor
-
-
-class _Hook:
-    """Does not keep the optimizer alive: a parameter outlives optimizers that were made for it."""
-
-    def __init__(self, sync: GradientSync, slot: Slot) -> None:
-        self._sync = weakref.ref(sync)
-        self._slot = weakref.ref(slot)
-
-    def __call__(self, param: torch.Tensor) -> None:
-        sync, slot = self._sync(), self._slot()
-        if sync is not None and slot is not None:
-            sync.arrived(slot)
 
 
 def _before_clipping(params: list[torch.Tensor]) -> bool:

@@ -18,7 +18,7 @@ from dad.planner import Choice, Link
 from dad.states import keeps_gradients
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
-from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows
+from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows, versions
 
 if TYPE_CHECKING:
     from dad.torch.gradient_sync import GradientSync
@@ -322,8 +322,7 @@ class LayerUnit(Unit):
             scale=share if lossy else sync.samples(),
             replan=replan,
         )
-        # A batch of no rows has nothing that could change, but its versions do.
-        self._lent = _torch.Versions([s for slot in self.weights for s in slot.segments if num_rows(s)])
+        self._lent = versions([segment for slot in self.weights for segment in slot.segments])
         for slot in self.weights:
             slot.segments = []
 

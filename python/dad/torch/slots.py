@@ -28,6 +28,7 @@ class Slot:
     capture_id: int = -1
     mode: str = "off"  # how the plan wants it captured
     segments: list[Any] = field(default_factory=list)  # taken from the capture, not sent yet
+    waiting: Any = None  # the versions of those that were taken long before they can be sent
     buffer: torch.Tensor | None = None  # the last result: its memory serves again
     kept: np.ndarray | None = None  # this rank's share in what an earlier plan has not applied (states.py)
     returned: np.ndarray | None = None  # `kept` that went into this step's gradient, should it be skipped
@@ -84,7 +85,22 @@ class Slot:
 
     def take_segments(self) -> None:
         if self.capture_id >= 0:
+            waiting, self.waiting = self.waiting, None
+            if waiting is not None and waiting.changed():
+                raise RuntimeError(
+                    f'"{self.name}": an input or a gradient of its layer was changed in place between '
+                    "backward() and step(); its rows were needed to form the gradient"
+                )
             self.segments.extend(_torch.capture_take(self.param))
+
+    def take_early(self) -> None:
+        """What has come is all; it stays as it is until take_segments()."""
+        self.take_segments()
+        self.waiting = versions(self.segments)
+
+    def drop_segments(self) -> None:
+        self.segments = []
+        self.waiting = None
 
     def local_gradient(self, sparse: bool) -> torch.Tensor:
         """This rank's gradient; zeros where it has none but others may."""
@@ -125,6 +141,11 @@ class Slot:
     def take_result(self, output: torch.Tensor) -> None:
         if self.param.requires_grad and self.param.grad is not output:
             self.param.grad = output
+
+
+def versions(segments: Sequence[Any]) -> Any:
+    """Of what they hold. A batch of no rows has nothing that could change, but its versions do."""
+    return _torch.Versions([segment for segment in segments if num_rows(segment)])
 
 
 def num_rows(segment: Any) -> int:
