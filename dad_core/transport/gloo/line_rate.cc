@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 
 namespace dad::gloo_transport {
@@ -20,11 +21,14 @@ double LineRateOf(int fd) {
   const bool known =
       size >= offsetof(tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited;
   if (!known || info.tcpi_bytes_acked < kEnough) return 0;
-  // Less what the receiver or the socket's own memory held up.
-  const auto held_up = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
-  const auto microseconds = info.tcpi_busy_time - std::min(held_up, info.tcpi_busy_time);
-  return static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
-         static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
+  const auto bytes = static_cast<double>(info.tcpi_bytes_acked);
+  // Less what the receiver or the socket's own memory held up, and less the time in which the
+  // window opened, a round trip for each doubling: else a long line would pass for a slow one.
+  constexpr double kFirstWindow = 14'600;
+  const double opening = info.tcpi_min_rtt * std::log2(bytes / kFirstWindow);
+  const auto held_up = static_cast<double>(info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited);
+  const double microseconds = static_cast<double>(info.tcpi_busy_time) - held_up - opening;
+  return bytes * 1e6 / std::max(microseconds, 1.0);
 }
 
 }  // namespace dad::gloo_transport
