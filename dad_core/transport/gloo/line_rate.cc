@@ -6,7 +6,6 @@
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 
 namespace dad::gloo_transport {
@@ -21,14 +20,17 @@ double LineRateOf(int fd) {
   const bool known =
       size >= offsetof(tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited;
   if (!known || info.tcpi_bytes_acked < kEnough) return 0;
-  const auto bytes = static_cast<double>(info.tcpi_bytes_acked);
-  // Less what the receiver or the socket's own memory held up, and less the time in which the
-  // window opened, a round trip for each doubling: else a long line would pass for a slow one.
-  constexpr double kFirstWindow = 14'600;
-  const double opening = info.tcpi_min_rtt * std::log2(bytes / kFirstWindow);
-  const auto held_up = static_cast<double>(info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited);
-  const double microseconds = static_cast<double>(info.tcpi_busy_time) - held_up - opening;
-  return bytes * 1e6 / std::max(microseconds, 1.0);
+  // Less what the receiver or the socket's own memory held up.
+  const auto held_up = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
+  const auto microseconds = info.tcpi_busy_time - std::min(held_up, info.tcpi_busy_time);
+  const double seen = static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
+                      static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
+  // A window that still opens has not met the end of the line: it was the round trips that took the
+  // time. What it has come to is a better guess then, else a long line would pass for a slow one.
+  constexpr uint32_t kNotMet = 0x7fffffff;
+  if (info.tcpi_snd_ssthresh < kNotMet) return seen;
+  const double window = static_cast<double>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
+  return std::max(seen, window * 1e6 / std::max<uint32_t>(info.tcpi_rtt, 1));
 }
 
 }  // namespace dad::gloo_transport
