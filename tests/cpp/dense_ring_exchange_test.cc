@@ -331,17 +331,18 @@ TEST(RingEngineTest, KilledPeerFailsEverybodyByName) {
   });
 }
 
-// What rank 0 and rank 1 of a job take `ring_bytes` for.
+// What rank 0 and rank 1 of a job take an option for.
 std::vector<int64_t> Agreed(const Options& first, const Options& second,
-                            milliseconds delay = milliseconds(0)) {
+                            milliseconds delay = milliseconds(0),
+                            int64_t Options::*option = &Options::ring_bytes) {
   LocalNetwork network(2);
   network.SetDelay(delay);
-  std::vector<int64_t> agreed(2, -1);
+  std::vector<int64_t> agreed(2, -2);
   auto start = [&](int rank, const Options& options) {
     auto transport = network.Connect(rank);
     const Result<StartUp> result = AgreeOnStart(*transport, options, World{}, {});
     ASSERT_TRUE(result.ok()) << result.status().ToString();
-    agreed[static_cast<size_t>(rank)] = result.value().options.ring_bytes;
+    agreed[static_cast<size_t>(rank)] = result.value().options.*option;
   };
   std::thread other([&] { start(1, second); });
   start(0, first);
@@ -355,6 +356,31 @@ TEST(RingStartTest, RankZeroDecides) {
   second.ring_bytes = 0;
   EXPECT_EQ(Agreed(first, second), (std::vector<int64_t>{1000, 1000}));
   EXPECT_EQ(Agreed(second, first), (std::vector<int64_t>{0, 0}));
+}
+
+TEST(PackStartTest, RankZeroDecides) {
+  Options first, second;
+  first.deterministic = true;
+  for (const int64_t pack : {-1, 0, 1}) {
+    first.pack = pack;
+    second.pack = pack == 0 ? 1 : 0;
+    EXPECT_EQ(Agreed(first, second, milliseconds(0), &Options::pack),
+              (std::vector<int64_t>{pack, pack}));
+  }
+}
+
+TEST(PackStartTest, OtherValuesAreRefusedByName) {
+  for (const std::string text : {"-1", "0", "1", "2", "-2", "on", "0.5"}) {
+    const Result<Options> options = Options::FromEnvironment([&](const char* variable) {
+      return std::string_view(variable) == "DAD_PACK" ? text.c_str() : nullptr;
+    });
+    if (text == "-1" || text == "0" || text == "1") {
+      ASSERT_TRUE(options.ok());
+      EXPECT_EQ(std::to_string(options.value().pack), text);
+    } else {
+      EXPECT_EQ(options.status().message(), "DAD_PACK=\"" + text + "\": expected -1, 0 or 1");
+    }
+  }
 }
 
 TEST(RingStartTest, ByDefaultTheRoundTripDecides) {
