@@ -19,7 +19,8 @@ void Reduce(const TensorSpec& spec, std::span<const void* const> inputs, void* o
 
 class OwnerDenseExchange final : public Exchange {
  public:
-  OwnerDenseExchange(const TensorSpec& spec, Slice slice) : spec_(spec), pieces_(spec_, slice) {}
+  OwnerDenseExchange(const TensorSpec& spec, Slice slice, bool pack)
+      : spec_(spec), pieces_(spec_, slice, pack) {}
 
   Status Begin(const StepInput& input, const Group& group) override {
     return pieces_.Begin(input, group);
@@ -38,6 +39,10 @@ class OwnerDenseExchange final : public Exchange {
 
   int64_t ReceiveBytes(int round, int peer) const override {
     return round == 0 ? pieces_.ContributionBytes(peer) : pieces_.ResultBytes(peer);
+  }
+
+  bool SendsLength(int round, int peer) const override {
+    return round == 0 ? pieces_.ContributionSaysLength(peer) : pieces_.Packs(pieces_.group().rank);
   }
 
   std::span<std::byte> Destination(int round, int peer) override {
@@ -74,8 +79,11 @@ class OwnerDenseExchange final : public Exchange {
       }
       Reduce(spec_, inputs, result.data() + begin, static_cast<int64_t>(num_bytes / element_bytes),
              pieces_.group().size);
-      if (!output.empty()) std::memcpy(output.data() + begin, result.data() + begin, num_bytes);
+      if (!output.empty() && output.data() != result.data()) {
+        std::memcpy(output.data() + begin, result.data() + begin, num_bytes);
+      }
     }
+    pieces_.ResultIsThere();
   }
 
   const TensorSpec spec_;
@@ -142,9 +150,10 @@ class DirectDenseExchange final : public Exchange {
 
 }  // namespace
 
-std::unique_ptr<Exchange> MakeDenseExchange(const TensorSpec& spec, Slice slice, DenseForm form) {
+std::unique_ptr<Exchange> MakeDenseExchange(const TensorSpec& spec, Slice slice, DenseForm form,
+                                            bool pack) {
   if (form == DenseForm::kDirect) return std::make_unique<DirectDenseExchange>(spec, slice);
-  return std::make_unique<OwnerDenseExchange>(spec, slice);
+  return std::make_unique<OwnerDenseExchange>(spec, slice, pack);
 }
 
 }  // namespace dad

@@ -5,6 +5,7 @@
 #include <cstring>
 #include <vector>
 
+#include "exchange/packed_piece.h"
 #include "exchange/shares.h"
 #include "linalg/reduce.h"
 #include "util/aligned_buffer.h"
@@ -14,8 +15,11 @@ namespace {
 
 class DenseRingExchange final : public Exchange {
  public:
-  DenseRingExchange(const TensorSpec& spec, Slice slice)
-      : spec_(spec), slice_(slice), element_bytes_(static_cast<int64_t>(SizeOf(spec.dtype))) {}
+  DenseRingExchange(const TensorSpec& spec, Slice slice, bool pack)
+      : spec_(spec),
+        slice_(slice),
+        pack_(pack),
+        element_bytes_(static_cast<int64_t>(SizeOf(spec.dtype))) {}
 
   Status Begin(const StepInput& input, const Group& group) override {
     if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
@@ -45,13 +49,28 @@ class DenseRingExchange final : public Exchange {
     if (peer != Next()) return Status::Ok();
     const int piece = Wrap(group_.rank - round);
     const auto num_bytes = static_cast<size_t>(SharedBytes(round, piece, group_.rank));
-    if (num_bytes > 0) out.Reference((round == 0 ? input_ : output_) + Offset(piece), num_bytes);
+    if (num_bytes == 0) return Status::Ok();
+    const std::byte* from = (round == 0 ? input_ : output_) + Offset(piece);
+    if (Packs(piece)) {
+      const bool came_finished = round > 0 && Finished(round - 1);
+      (came_finished ? came_ : PackedPiece(spec_, from, Count(piece))).AppendTo(out);
+      return Status::Ok();
+    }
+    out.Reference(from, num_bytes);
     if (passing_ != nullptr) out.Hold(passing_);
     return Status::Ok();
   }
 
   int64_t ReceiveBytes(int round, int peer) const override {
-    return peer == Previous() ? SharedBytes(round, Wrap(peer - round), peer) : 0;
+    if (peer != Previous()) return 0;
+    const int piece = Wrap(peer - round);
+    const int64_t num_bytes = SharedBytes(round, piece, peer);
+    return num_bytes > 0 && Packs(piece) ? -1 : num_bytes;
+  }
+
+  bool SendsLength(int round, int peer) const override {
+    const int piece = Wrap(group_.rank - round);
+    return peer == Next() && SharedBytes(round, piece, group_.rank) > 0 && Packs(piece);
   }
 
   // A finished piece comes when all have taken what we had to say about it, so it may go
@@ -59,6 +78,7 @@ class DenseRingExchange final : public Exchange {
   std::span<std::byte> Destination(int round, int peer) override {
     if (!Finished(round) || peer != Previous() || input_ == nullptr) return {};
     const int piece = Wrap(peer - round);
+    if (Packs(piece)) return {};
     return {output_ + Offset(piece), static_cast<size_t>(Bytes(piece))};
   }
 
@@ -70,10 +90,12 @@ class DenseRingExchange final : public Exchange {
     for (int r = 0; r < group_.size; ++r) {
       if (r == group_.rank) continue;
       const ByteSpan share = shares[static_cast<size_t>(r)];
-      DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, ReceiveBytes(round, r)));
+      const int64_t num_bytes = ReceiveBytes(round, r);
+      if (num_bytes >= 0) DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, num_bytes));
     }
     const ByteSpan share = shares[static_cast<size_t>(Previous())];
     const int piece = Wrap(Previous() - round);
+    if (ReceiveBytes(round, Previous()) < 0) return TakePacked(round, share, piece);
     if (!Finished(round)) {
       Combine(round, share.empty() ? nullptr : share.data(), piece);
     } else if (!share.empty() && share.data() != output_ + Offset(piece)) {
@@ -83,11 +105,14 @@ class DenseRingExchange final : public Exchange {
   }
 
   Status Finish() override {
-    passing_.reset();
+    Cancel();
     return Status::Ok();
   }
 
-  void Cancel() override { passing_.reset(); }
+  void Cancel() override {
+    passing_.reset();
+    came_ = PackedPiece();
+  }
 
  private:
   int Wrap(int i) const { return ((i % group_.size) + group_.size) % group_.size; }
@@ -97,6 +122,8 @@ class DenseRingExchange final : public Exchange {
 
   int64_t Offset(int piece) const { return slice_.count * piece / group_.size * element_bytes_; }
   int64_t Bytes(int piece) const { return Offset(piece + 1) - Offset(piece); }
+  int64_t Count(int piece) const { return Bytes(piece) / element_bytes_; }
+  bool Packs(int piece) const { return pack_ && PacksPiece(spec_, Count(piece)); }
 
   // What `from` sends of a piece: nothing as long as all that had it have joined.
   int64_t SharedBytes(int round, int piece, int from) const {
@@ -105,6 +132,19 @@ class DenseRingExchange final : public Exchange {
       if (!group_.Joined(Wrap(from - i))) return Bytes(piece);
     }
     return 0;
+  }
+
+  Status TakePacked(int round, ByteSpan share, int piece) {
+    if (!Finished(round)) {
+      AlignedBuffer values(static_cast<size_t>(Bytes(piece)));
+      DAD_RETURN_IF_ERROR(UnpackPiece(spec_, Previous(), share, Count(piece), values.data()));
+      Combine(round, values.data(), piece);
+      return Status::Ok();
+    }
+    const bool goes_on = round + 1 < num_rounds();
+    if (goes_on) came_ = PackedPiece(share);
+    if (passing_ != nullptr) return Status::Ok();  // nobody here looks at it
+    return UnpackPiece(spec_, Previous(), share, Count(piece), output_ + Offset(piece));
   }
 
   // Our values to what came, which is null if nothing has: into the output, from where it goes on.
@@ -139,11 +179,13 @@ class DenseRingExchange final : public Exchange {
 
   const TensorSpec spec_;
   const Slice slice_;
+  const bool pack_;
   const int64_t element_bytes_;
   Group group_;
   const std::byte* input_ = nullptr;        // of the slice; null if we have joined
   std::byte* output_ = nullptr;             // where pieces are put together and sent on from
   std::shared_ptr<AlignedBuffer> passing_;  // the output of a rank that has joined
+  PackedPiece came_;                        // finished, to go on in the next round
 };
 
 }  // namespace
@@ -152,8 +194,8 @@ bool CanGoRound(const TensorSpec& spec) {
   return spec.dtype == DType::kFloat32 || spec.dtype == DType::kFloat64;
 }
 
-std::unique_ptr<Exchange> MakeDenseRingExchange(const TensorSpec& spec, Slice slice) {
-  return std::make_unique<DenseRingExchange>(spec, slice);
+std::unique_ptr<Exchange> MakeDenseRingExchange(const TensorSpec& spec, Slice slice, bool pack) {
+  return std::make_unique<DenseRingExchange>(spec, slice, pack);
 }
 
 }  // namespace dad

@@ -15,7 +15,9 @@
 // float64, which owners add up in their own type, too. The order of addition depends on the
 // piece that an element is in, so the last bits are not those of owners.
 //
-// Joined ranks contribute nothing and pass on; Average divides by W all the same.
+// Joined ranks contribute nothing and pass on; Average divides by W all the same. With `pack`
+// pieces travel packed (packed_piece.h), with the same bits at the end; a finished one goes on as
+// it came.
 #pragma once
 
 #include <memory>
@@ -31,6 +33,7 @@ inline constexpr int64_t kRingBytesPerRank = 1 << 20;
 
 bool CanGoRound(const TensorSpec& spec);
 
-std::unique_ptr<Exchange> MakeDenseRingExchange(const TensorSpec& spec, Slice slice);
+std::unique_ptr<Exchange> MakeDenseRingExchange(const TensorSpec& spec, Slice slice,
+                                                bool pack = false);
 
 }  // namespace dad

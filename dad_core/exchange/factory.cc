@@ -36,9 +36,9 @@ Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice sl
   if (spec.op != ReduceOp::kAdasum) {
     // By the size of the whole tensor: all of its slices go the same way.
     const bool large = env.ring_bytes > 0 && ExpectedBytes(spec) >= env.ring_bytes;
-    if (large && CanGoRound(spec)) return MakeDenseRingExchange(spec, slice);
+    if (large && CanGoRound(spec)) return MakeDenseRingExchange(spec, slice, env.pack);
     const DenseForm form = batch_bytes <= env.direct_bytes ? DenseForm::kDirect : DenseForm::kOwner;
-    return MakeDenseExchange(spec, slice, form);
+    return MakeDenseExchange(spec, slice, form, env.pack);
   }
   if (!IsFloating(spec.dtype)) {
     return Refuse(spec, std::string("Adasum needs a floating type, not ") + Name(spec.dtype));

@@ -16,7 +16,7 @@ namespace {
 
 // A line of fewer bytes per second is what steps wait for, and a ring uses it best: connections to
 // several peers share it unevenly. Faster ones leave the work of the ranks to wait for, of which a
-// ring has more.
+// ring has more, and packing as well.
 constexpr double kSlowLine = 50e6;
 
 }  // namespace
@@ -194,7 +194,8 @@ NegotiationMessage Lane::Compose() {
   message.joined = joined_said_ = joined_;
   message.joins = joins_said_ = owner_->num_joins();
   message.begins = !under_way_;
-  const double line_rate = options_.ring_bytes < 0 ? wire_->LineRate() : 0;
+  const bool by_the_line = options_.ring_bytes < 0 || options_.pack < 0;
+  const double line_rate = by_the_line ? wire_->LineRate() : 0;
   message.slow_line = line_rate > 0 && line_rate < kSlowLine;
   if (recall_ == Recall::kWanted && schedule_.has_value()) {
     message.recall = true;
@@ -242,13 +243,8 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
   if (!schedule_.has_value()) fusion_bytes_ = messages[0].fusion_bytes;
   const bool schedules = IsTimeToSchedule(messages, decision.value());
   if (schedules) {
-    const bool slow = std::any_of(messages.begin(), messages.end(),
-                                  [](const NegotiationMessage& m) { return m.slow_line; });
-    if (slow && env_.ring_bytes == 0) {
-      env_.ring_bytes = RingBytes(kRingBytesPerRank, num_members());
-      DAD_LOG(Debug) << "process set " << id_
-                     << ": the line is slow; large tensors go around a ring";
-    }
+    FitToLine(std::any_of(messages.begin(), messages.end(),
+                          [](const NegotiationMessage& m) { return m.slow_line; }));
     BuildSchedule();
     // Others did not know it when they spoke.
     if (joined_) AskRecall({}, {});
@@ -285,6 +281,20 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
     // From here to the count nobody commits: the next message of each rank says
     // how far it had come.
     recall_ = Recall::kCounting;
+  }
+}
+
+// A ring stays, since its sums have other last bits. Packing has no such traces: the rate is of all
+// that was sent so far, so that a later one is worth more than the first step's.
+void Lane::FitToLine(bool slow) {
+  if (slow && options_.ring_bytes < 0 && env_.ring_bytes == 0) {
+    env_.ring_bytes = RingBytes(kRingBytesPerRank, num_members());
+    DAD_LOG(Debug) << "process set " << id_ << ": the line is slow; large tensors go around a ring";
+  }
+  if (options_.pack < 0 && env_.pack != slow) {
+    env_.pack = slow;
+    DAD_LOG(Debug) << "process set " << id_ << ": the line is " << (slow ? "slow" : "fast")
+                   << "; dense tensors travel " << (slow ? "packed" : "as they are");
   }
 }
 

@@ -108,6 +108,7 @@ class Lane {
   bool HasHeard(int member) const;  // of the open negotiation
   NegotiationMessage Compose();
   void Conclude(std::vector<NegotiationMessage> messages);
+  void FitToLine(bool slow);
   void Start(const Decision& decision, bool scheduled);
   bool JoinedAnew() const;
   std::vector<int> AbsentRanks(const Decision::Ready& ready) const;

@@ -16,6 +16,7 @@ struct Card {
   int64_t fusion_bytes = 0;
   int64_t direct_bytes = 0;
   int64_t ring_bytes = 0;
+  int64_t pack = 0;
   int64_t cache_capacity = 0;
   std::string process_sets;
   int32_t cpu_level = 0;
@@ -40,6 +41,7 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Value(card.fusion_bytes);
   out.Value(card.direct_bytes);
   out.Value(card.ring_bytes);
+  out.Value(card.pack);
   out.Value(card.cache_capacity);
   out.Text(card.process_sets);
   out.Value(card.cpu_level);
@@ -58,6 +60,7 @@ Card Decode(ByteSpan bytes) {
   card.fusion_bytes = in.Value<int64_t>();
   card.direct_bytes = in.Value<int64_t>();
   card.ring_bytes = in.Value<int64_t>();
+  card.pack = in.Value<int64_t>();
   card.cache_capacity = in.Value<int64_t>();
   card.process_sets = in.Text();
   card.cpu_level = in.Value<int32_t>();
@@ -161,6 +164,7 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const Wo
                   mine.fusion_bytes,
                   mine.direct_bytes,
                   RingBytes(mine),
+                  mine.pack,
                   mine.cache_capacity,
                   Describe(process_sets),
                   static_cast<int32_t>(BestCpuLevel()),
@@ -196,17 +200,20 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const Wo
   start.options = mine;
   start.cpu_level = static_cast<CpuLevel>(cpu_level);
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
-      first.ring_bytes != card.ring_bytes || first.cache_capacity != mine.cache_capacity ||
+      first.ring_bytes != card.ring_bytes || first.pack != mine.pack ||
+      first.cache_capacity != mine.cache_capacity ||
       first.hierarchical != mine.hierarchical_allreduce) {
     DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "
                      << first.fusion_bytes << ", direct_bytes " << first.direct_bytes
-                     << ", ring_bytes " << first.ring_bytes << ", cache_capacity "
-                     << first.cache_capacity << ", hierarchical_allreduce " << first.hierarchical;
+                     << ", ring_bytes " << first.ring_bytes << ", pack " << first.pack
+                     << ", cache_capacity " << first.cache_capacity << ", hierarchical_allreduce "
+                     << first.hierarchical;
   }
   start.options.hierarchical_allreduce = first.hierarchical;
   start.options.fusion_bytes = first.fusion_bytes;
   start.options.direct_bytes = first.direct_bytes;
   start.options.cache_capacity = first.cache_capacity;
+  start.options.pack = first.pack;
   Result<Distance> distance = AskRankZero(transport, timeout);
   if (!distance.ok()) return distance.status();
   start.clock_offset_us = distance.value().clock_offset_us;

@@ -428,6 +428,7 @@ void Worker::MakeLane(int id, const std::vector<int>& ranks) {
   env.device_collectives = transport_->device_collectives() != nullptr && ranks.size() > 1;
   env.next_turn = slot.next_turn.get();
   env.ring_bytes = RingBytes(options_.ring_bytes, ranks.size());
+  env.pack = options_.pack > 0;
   if (ranks.size() > 1) {
     env.bench = device_methods_.bench;
     env.device_products = device_methods_.products;

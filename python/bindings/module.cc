@@ -152,17 +152,18 @@ std::vector<py::bytes> GatherBytes(const std::string& name, const std::string& m
   return all;
 }
 
-// The sum of so many zeros: it takes what a dense gradient of that size takes.
+// The sum of so many zeros: it takes what a dense gradient of that size takes. Integers, since zeros
+// of float32 would hardly take anything where tensors travel packed.
 void ReduceZeros(const std::string& name, int64_t count, int process_set) {
   std::shared_ptr<dad::Engine> engine = Running();
   py::gil_scoped_release release;
-  std::vector<float> zeros(static_cast<size_t>(count));
+  std::vector<int32_t> zeros(static_cast<size_t>(count));
   dad::Request request;
   request.name = name;
   request.process_set = process_set;
   dad::Contribution contribution;
   contribution.input.data = zeros.data();
-  contribution.input.dtype = dad::DType::kFloat32;
+  contribution.input.dtype = dad::DType::kInt32;
   contribution.input.shape = {count};
   contribution.output = contribution.input;
   request.tensors.push_back(std::move(contribution));

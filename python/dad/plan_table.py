@@ -86,12 +86,23 @@ def _measured_ms(measured: dict[str, Any]) -> float | None:
     return 1e3 * recent["seconds"] / recent["steps"] if recent and recent["steps"] else None
 
 
+def _measured_bytes(measured: dict[str, Any]) -> float | None:
+    """Of a step. What devices move among themselves is not seen at the socket."""
+    recent = measured.get("recent")
+    if not recent or not recent["steps"] or measured.get("device_bytes"):
+        return None
+    # Between hosts, what stays inside does not count, and one rank of each sends the rest.
+    return recent.get("hosts_bytes_sent", recent["wire_bytes_sent"]) / recent["steps"]
+
+
 def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, Any]) -> dict[str, Any]:
     method = method_name(slot.compressor)
     itemsize = 2 if method in ("fp16", "bf16") and slot.floating else slot.element_bytes
     if slot.method is not None:
         method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
-    row = _row(slot, share, method, why, share * math.prod(slot.shape) * itemsize)
+    # Packed, it is fewer than the elements have.
+    sent = _measured_bytes(measured) or share * math.prod(slot.shape) * itemsize
+    row = _row(slot, share, method, why, sent)
     row["measured_ms"] = _measured_ms(measured)
     return row
 
@@ -108,18 +119,12 @@ def _planned_row(
         why = f"in the chain that begins with {first}"
     elif choice.kind == "sparse" and "effective" in measured:
         why += f"; {100 * measured['effective']:.3g} % sent in the last step"
-    sent = choice.num_bytes
-    # What devices move among themselves is not seen at the socket: the prediction stands.
-    if (ms := _measured_ms(measured)) is not None and not measured.get("device_bytes"):
-        recent = measured["recent"]
-        # Between hosts, what stays inside does not count, and one rank of each sends the rest.
-        bytes_sent = recent.get("hosts_bytes_sent", recent["wire_bytes_sent"])
-        sent = bytes_sent / recent["steps"] or sent
+    sent = _measured_bytes(measured) or choice.num_bytes  # else the prediction stands
     row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
     row["rows"] = choice.rows if choice.capture != "off" else None
     if slot.name == first:
         row["predicted_ms"] = 1e3 * choice.seconds
-        row["measured_ms"] = ms
+        row["measured_ms"] = _measured_ms(measured)
     return row
 
 

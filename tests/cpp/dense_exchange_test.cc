@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "exchange/dense.h"
 #include "exchange_harness.h"
 #include "linalg/reduce.h"
@@ -108,6 +110,146 @@ TEST(DenseExchangeTest, JoinedRanksContributeNothingAndServeAsOwners) {
       }
     }
   }
+}
+
+// What ranks bring to a step and what comes of it, with and without packing: outputs, and the bytes
+// that went from each rank to each other.
+struct Outcome {
+  std::vector<Tensor> outputs;
+  size_t sent = 0;
+};
+
+Outcome RunOwners(const TensorSpec& spec, int size, bool pack, bool in_place,
+                  const std::vector<bool>& joined = {}) {
+  auto members = MakeMembers(spec, size);
+  for (Member& member : members) {
+    const Slice all{0, NumElements(spec.shape)};
+    member.exchange = MakeDenseExchange(spec, all, DenseForm::kOwner, pack);
+  }
+  World world = MakeWorld(spec, members, in_place);
+  // Patterns that arithmetic would not keep, where all ranks but one are zero.
+  if (spec.op == ReduceOp::kMax && world.inputs[0].size() > 8) {
+    world.inputs[0].Set(3, std::nan(""));
+    world.inputs[0].Set(5, INFINITY);
+  }
+  Outcome outcome;
+  ExpectAllOk(
+      RunStep(members, spec.dtype, joined,
+              [&](int, int, int, std::vector<std::byte>& bytes) { outcome.sent += bytes.size(); }));
+  outcome.outputs = in_place ? world.inputs : world.outputs;
+  return outcome;
+}
+
+TEST(DenseExchangeTest, PackedPiecesGiveTheSameBits) {
+  for (DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64, DType::kInt32}) {
+    for (int size : {1, 2, 3, 4, 7}) {
+      for (int64_t count : {0, 1, 300, 511, 512, 1023, 1793, 40'001}) {
+        for (bool in_place : {false, true}) {
+          SCOPED_TRACE(std::string(Name(dtype)) + " W=" + std::to_string(size) +
+                       " n=" + std::to_string(count) + (in_place ? " in place" : ""));
+          const TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kAverage, dtype, {count});
+          const Outcome plain = RunOwners(spec, size, false, in_place);
+          const Outcome packed = RunOwners(spec, size, true, in_place);
+          for (size_t r = 0; r < plain.outputs.size(); ++r) {
+            ASSERT_EQ(packed.outputs[r].bytes(), plain.outputs[r].bytes()) << "rank " << r;
+          }
+          const bool packs = (dtype == DType::kFloat32 || dtype == DType::kBFloat16) && size > 1 &&
+                             count / size >= 256;
+          const bool some_pack = packs || count / size == 255;
+          if (packs) {
+            EXPECT_LT(packed.sent, plain.sent * 9 / 10);
+          } else if (!some_pack) {
+            EXPECT_EQ(packed.sent, plain.sent);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(DenseExchangeTest, PackedPiecesOfEveryOpScaleAndJoinedRank) {
+  for (ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (int size : {2, 3, 4, 7}) {
+      for (int joins : {0, 1, 2}) {
+        if (joins >= size) continue;
+        TensorSpec spec = Spec(OpKind::kAllReduce, op, DType::kFloat32, {71, 131});
+        spec.prescale = 0.5;
+        spec.postscale = 3;
+        std::vector<bool> joined(joins == 0 ? 0 : static_cast<size_t>(size));
+        for (int i = 0; i < joins; ++i) joined[static_cast<size_t>(2 * i % size)] = true;
+        const Outcome plain = RunOwners(spec, size, false, true, joined);
+        const Outcome packed = RunOwners(spec, size, true, true, joined);
+        for (size_t r = 0; r < plain.outputs.size(); ++r) {
+          ASSERT_EQ(packed.outputs[r].bytes(), plain.outputs[r].bytes())
+              << "op " << static_cast<int>(op) << " W=" << size << " joined " << joins << " rank "
+              << r;
+        }
+        EXPECT_LT(packed.sent, plain.sent);
+      }
+    }
+  }
+}
+
+TEST(DenseExchangeTest, MalformedPackedPiecesAreRejectedByName) {
+  for (int bad_round : {0, 1}) {
+    for (int change : {-1, 1}) {
+      const TensorSpec spec = Float32Sum({3000});
+      auto members = MakeMembers(spec, 3);
+      for (Member& member : members) {
+        member.exchange = MakeDenseExchange(spec, {0, 3000}, DenseForm::kOwner, true);
+      }
+      World world = MakeWorld(spec, members, false);
+      const auto status = RunStep(
+          members, spec.dtype, {}, [&](int round, int from, int to, std::vector<std::byte>& bytes) {
+            if (round != bad_round || from != 2 || to != 0) return;
+            bytes.resize(static_cast<size_t>(static_cast<int>(bytes.size()) + change));
+          });
+      EXPECT_EQ(status[0].code(), StatusCode::kInvalidArgument);
+      EXPECT_NE(status[0].message().find("fc1.weight"), std::string::npos);
+      EXPECT_NE(status[0].message().find("rank 2"), std::string::npos);
+    }
+  }
+}
+
+// The bytes of a message outlive what they were made from, and the step.
+TEST(DenseExchangeTest, PackedPiecesLiveAsLongAsTheirMessage) {
+  const TensorSpec spec = Float32Sum({8000});
+  auto members = MakeMembers(spec, 2);
+  for (Member& member : members) {
+    member.exchange = MakeDenseExchange(spec, {0, 8000}, DenseForm::kOwner, true);
+  }
+  World world = MakeWorld(spec, members, true);
+  std::vector<GatherBuffer> messages;
+  std::vector<std::vector<std::byte>> before;
+  for (int step = 0; step < 2; ++step) {
+    for (int round = 0; round < 2; ++round) {
+      std::vector<std::vector<std::byte>> bytes(2);
+      for (int r = 0; r < 2; ++r) {
+        Exchange& exchange = *members[static_cast<size_t>(r)].exchange;
+        StepInput input;
+        input.mine = &members[static_cast<size_t>(r)].mine;
+        if (round == 0) {
+          ASSERT_TRUE(exchange.Begin(input, {r, 2, {}}).ok());
+        }
+        GatherBuffer& out = messages.emplace_back();
+        EXPECT_TRUE(exchange.SendsLength(round, 1 - r));
+        EXPECT_EQ(exchange.ReceiveBytes(round, 1 - r), -1);
+        ASSERT_TRUE(exchange.Send(round, 1 - r, out).ok());
+        bytes[static_cast<size_t>(r)] = BytesOf(out);
+        before.push_back(BytesOf(out));
+      }
+      for (int r = 0; r < 2; ++r) {
+        std::vector<ByteSpan> shares(2);
+        shares[static_cast<size_t>(1 - r)] = bytes[static_cast<size_t>(1 - r)];
+        ASSERT_TRUE(members[static_cast<size_t>(r)].exchange->Receive(round, shares).ok());
+      }
+    }
+    for (Member& member : members) ASSERT_TRUE(member.exchange->Finish().ok());
+  }
+  members.clear();
+  world = {};
+  for (size_t i = 0; i < messages.size(); ++i) EXPECT_EQ(BytesOf(messages[i]), before[i]);
 }
 
 TEST(DenseExchangeTest, SlicesGiveTheBitsOfTheWhole) {

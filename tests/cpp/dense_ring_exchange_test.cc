@@ -17,8 +17,8 @@ using std::chrono::seconds;
 
 // All ranks of a ring with what they contribute.
 struct Ring {
-  Ring(const TensorSpec& spec, int size, bool in_place, uint32_t seed = 1) : members(size) {
-    std::mt19937 random(seed);
+  Ring(const TensorSpec& spec, int size, bool in_place, bool pack = false) : members(size) {
+    std::mt19937 random(1);
     for (int r = 0; r < size; ++r) {
       inputs.emplace_back(spec.dtype, spec.shape);
       inputs.back().FillRandom(random, -9, 10);
@@ -27,7 +27,7 @@ struct Ring {
     for (size_t r = 0; r < members.size(); ++r) {
       members[r].mine.input = inputs[r].View();
       members[r].mine.output = in_place ? inputs[r].View() : outputs[r].View();
-      members[r].exchange = MakeDenseRingExchange(spec, {0, NumElements(spec.shape)});
+      members[r].exchange = MakeDenseRingExchange(spec, {0, NumElements(spec.shape)}, pack);
     }
     before = inputs;
   }
@@ -166,15 +166,80 @@ TEST(DenseRingExchangeTest, SendsToTheNextRankOnly) {
   for (size_t bytes : sent) EXPECT_EQ(bytes, 2u * 3 * 4000);
 }
 
+// Steps of all ranks with what they sent.
+size_t RunCounting(Ring& ring, const TensorSpec& spec, const std::vector<bool>& joined) {
+  size_t sent = 0;
+  ExpectAllOk(RunStep(ring.members, spec.dtype, joined,
+                      [&](int, int, int, std::vector<std::byte>& bytes) { sent += bytes.size(); }));
+  return sent;
+}
+
+TEST(DenseRingExchangeTest, PackedPiecesGiveTheSameBits) {
+  for (ReduceOp op :
+       {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct}) {
+    for (int size : {1, 2, 3, 4, 7}) {
+      for (int64_t count : {0, 1, 511, 1793, 40'001}) {
+        for (bool in_place : {false, true}) {
+          for (int joins : {0, 1, 2}) {
+            if (joins >= size) continue;
+            SCOPED_TRACE(std::to_string(static_cast<int>(op)) + " W=" + std::to_string(size) +
+                         " n=" + std::to_string(count) + (in_place ? " in place " : " ") +
+                         std::to_string(joins) + " joined");
+            TensorSpec spec = Spec(OpKind::kAllReduce, op, DType::kFloat32, {count});
+            spec.prescale = joins == 1 ? 0.5 : 1.0;
+            spec.postscale = 3;
+            std::vector<bool> joined(joins == 0 ? 0 : static_cast<size_t>(size));
+            for (int i = 0; i < joins; ++i) joined[static_cast<size_t>(size - 1 - i)] = true;
+            Ring plain(spec, size, in_place), packed(spec, size, in_place, true);
+            const size_t plain_bytes = RunCounting(plain, spec, joined);
+            const size_t packed_bytes = RunCounting(packed, spec, joined);
+            for (size_t r = 0; r < plain.members.size(); ++r) {
+              ASSERT_EQ(packed.inputs[r].bytes(), plain.inputs[r].bytes());
+              ASSERT_EQ(packed.outputs[r].bytes(), plain.outputs[r].bytes());
+            }
+            if (size > 1 && count / size >= 256) {
+              EXPECT_LT(packed_bytes, plain_bytes * 9 / 10);
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// Not packed again: what another packer made of it is what all get.
+TEST(DenseRingExchangeTest, AFinishedPieceGoesOnAsItCame) {
+  const TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kSum, DType::kFloat32, {8000});
+  Ring ring(spec, 4, false, true);
+  std::vector<std::byte> got[6][4];  // in a round, by a rank
+  ExpectAllOk(RunStep(ring.members, spec.dtype, {},
+                      [&](int round, int from, int to, std::vector<std::byte>& bytes) {
+                        if (bytes.empty()) return;
+                        if (round == 3) {
+                          // As it is, but as another packer would have it.
+                          const int piece = (from - round + 4) % 4;
+                          bytes.assign(1, std::byte{0});
+                          const auto& values = ring.outputs[static_cast<size_t>(from)].bytes();
+                          bytes.insert(bytes.end(), values.begin() + piece * 8000,
+                                       values.begin() + (piece + 1) * 8000);
+                        }
+                        if (round > 3) {
+                          EXPECT_TRUE(bytes == got[round - 1][from]) << round << " " << from;
+                        }
+                        got[round][to] = bytes;
+                      }));
+  for (const Tensor& tensor : ring.outputs) EXPECT_EQ(tensor.bytes(), ring.outputs[0].bytes());
+}
+
 TEST(DenseRingExchangeTest, TruncatedAndOversizedSharesAreRejected) {
-  for (int bad_round = 0; bad_round < 4; ++bad_round) {
+  for (int bad_round = 0; bad_round < 8; ++bad_round) {
     for (int change : {-1, 1}) {
-      const TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kSum, DType::kFloat32, {50});
-      Ring ring(spec, 3, false);
+      const TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kSum, DType::kFloat32, {900});
+      Ring ring(spec, 3, false, bad_round >= 4);
       const auto status =
           RunStep(ring.members, spec.dtype, {},
                   [&](int round, int from, int to, std::vector<std::byte>& bytes) {
-                    if (round != bad_round || from != 2 || to != 0) return;
+                    if (round != bad_round % 4 || from != 2 || to != 0) return;
                     bytes.resize(static_cast<size_t>(static_cast<int>(bytes.size()) + change));
                   });
       EXPECT_EQ(status[0].code(), StatusCode::kInvalidArgument);
@@ -266,17 +331,18 @@ TEST(RingEngineTest, KilledPeerFailsEverybodyByName) {
   });
 }
 
-// What rank 0 and rank 1 of a job take `ring_bytes` for.
+// What rank 0 and rank 1 of a job take an option for.
 std::vector<int64_t> Agreed(const Options& first, const Options& second,
-                            milliseconds delay = milliseconds(0)) {
+                            milliseconds delay = milliseconds(0),
+                            int64_t Options::*option = &Options::ring_bytes) {
   LocalNetwork network(2);
   network.SetDelay(delay);
-  std::vector<int64_t> agreed(2, -1);
+  std::vector<int64_t> agreed(2, -2);
   auto start = [&](int rank, const Options& options) {
     auto transport = network.Connect(rank);
     const Result<StartUp> result = AgreeOnStart(*transport, options, World{}, {});
     ASSERT_TRUE(result.ok()) << result.status().ToString();
-    agreed[static_cast<size_t>(rank)] = result.value().options.ring_bytes;
+    agreed[static_cast<size_t>(rank)] = result.value().options.*option;
   };
   std::thread other([&] { start(1, second); });
   start(0, first);
@@ -290,6 +356,31 @@ TEST(RingStartTest, RankZeroDecides) {
   second.ring_bytes = 0;
   EXPECT_EQ(Agreed(first, second), (std::vector<int64_t>{1000, 1000}));
   EXPECT_EQ(Agreed(second, first), (std::vector<int64_t>{0, 0}));
+}
+
+TEST(PackStartTest, RankZeroDecides) {
+  Options first, second;
+  first.deterministic = true;
+  for (const int64_t pack : {-1, 0, 1}) {
+    first.pack = pack;
+    second.pack = pack == 0 ? 1 : 0;
+    EXPECT_EQ(Agreed(first, second, milliseconds(0), &Options::pack),
+              (std::vector<int64_t>{pack, pack}));
+  }
+}
+
+TEST(PackStartTest, OtherValuesAreRefusedByName) {
+  for (const std::string text : {"-1", "0", "1", "2", "-2", "on", "0.5"}) {
+    const Result<Options> options = Options::FromEnvironment([&](const char* variable) {
+      return std::string_view(variable) == "DAD_PACK" ? text.c_str() : nullptr;
+    });
+    if (text == "-1" || text == "0" || text == "1") {
+      ASSERT_TRUE(options.ok());
+      EXPECT_EQ(std::to_string(options.value().pack), text);
+    } else {
+      EXPECT_EQ(options.status().message(), "DAD_PACK=\"" + text + "\": expected -1, 0 or 1");
+    }
+  }
 }
 
 TEST(RingStartTest, ByDefaultTheRoundTripDecides) {

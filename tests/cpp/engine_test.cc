@@ -691,6 +691,84 @@ TEST(EngineTest, LargeTensorsGoAroundARingWhereTheLineIsSlow) {
   }
 }
 
+// What rank 0 sent in each step of a new job; the line has its rate after the first.
+std::vector<int64_t> BytesBySteps(int64_t pack, double line_rate) {
+  Options options;
+  options.pack = pack;
+  options.ring_bytes = 0;
+  Job job(4, options);
+  std::vector<int64_t> bytes;
+  job.Run([&](int rank) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    std::normal_distribution<float> normal;
+    std::vector<float> data(100'000);
+    for (float& x : data) x = normal(random);
+    for (int step = 0; step < 3; ++step) {
+      if (rank == 0) job[rank].ResetStats();
+      Values values(data);
+      ASSERT_TRUE(job[rank].Submit(values.AllReduce("t"))->Wait(seconds(20)).ok());
+      if (rank == 0) bytes.push_back(job[rank].GetStats().tensors[0].wire_bytes_sent);
+      if (step == 0) job.network().SetLineRate(line_rate);
+    }
+  });
+  return bytes;
+}
+
+TEST(EngineTest, DenseTensorsTravelPackedWhereTheLineIsSlow) {
+  constexpr int64_t kDense = 2 * 3 * 100'000;  // 3/4 of 400 kB, twice
+  const auto packed = [](int64_t pack, double line_rate) {
+    std::vector<bool> steps;
+    for (int64_t bytes : BytesBySteps(pack, line_rate)) {
+      EXPECT_TRUE(bytes == kDense || (bytes > kDense / 2 && bytes < kDense * 9 / 10)) << bytes;
+      steps.push_back(bytes < kDense);
+    }
+    return steps;
+  };
+  using Steps = std::vector<bool>;
+  EXPECT_EQ(packed(-1, 10e6), (Steps{false, true, true}));
+  EXPECT_EQ(packed(-1, 1e9), (Steps{false, false, false}));
+  EXPECT_EQ(packed(-1, 0), (Steps{false, false, false}));
+  EXPECT_EQ(packed(0, 10e6), (Steps{false, false, false}));
+  EXPECT_EQ(packed(1, 1e9), (Steps{true, true, true}));
+}
+
+// Also when some ranks have joined, around a ring, with slices in flight and small tensors between.
+TEST(EngineTest, PackedTensorsHaveTheBitsOfPlainOnes) {
+  for (const int64_t ring_bytes : {0, 1000}) {
+    std::vector<std::vector<float>> results;
+    for (const int64_t pack : {0, 1}) {
+      Options options;
+      options.pack = pack;
+      options.ring_bytes = ring_bytes;
+      options.fusion_bytes = 1 << 16;
+      Job job(4, options);
+      job.network().SetJitter(std::chrono::microseconds(50), 3);
+      std::vector<float> result;
+      job.Run([&](int rank) {
+        std::mt19937 random(static_cast<unsigned>(rank));
+        std::normal_distribution<float> normal;
+        for (int step = 0; step < 4 + rank % 2; ++step) {
+          std::vector<float> data(50'001), few(700);
+          for (float& x : data) x = random() % 4 == 0 ? 0.0f : normal(random);
+          for (float& x : few) x = normal(random);
+          Values large(data), small(few);
+          auto first = job[rank].Submit(large.AllReduce("large", ReduceOp::kAverage));
+          auto second = job[rank].Submit(small.AllReduce("small"));
+          ASSERT_TRUE(first->Wait(seconds(20)).ok());
+          ASSERT_TRUE(second->Wait(seconds(20)).ok());
+          if (rank != 1) continue;
+          result.insert(result.end(), large.data.begin(), large.data.end());
+          result.insert(result.end(), small.data.begin(), small.data.end());
+        }
+        ASSERT_TRUE(job[rank].Submit(Bare(OpKind::kJoin, "join"))->Wait(seconds(20)).ok());
+      });
+      results.push_back(result);
+    }
+    EXPECT_EQ(results[0].size(), 5u * 50'701u);
+    EXPECT_EQ(results[0], results[1]);
+  }
+}
+
 TEST(EngineTest, ResultsDoNotDependOnWhatIsFusedWithWhat) {
   std::vector<std::vector<float>> results;
   for (int64_t fusion : {0, 1000, 100'000'000}) {

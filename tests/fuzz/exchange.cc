@@ -25,6 +25,8 @@ struct Case {
   OpKind kind = OpKind::kAllReduce;
   ReduceOp op = ReduceOp::kAverage;
   bool without_rows = false;  // we contribute nothing: all of the result comes from others
+  bool pack = false;
+  bool ring = false;
 };
 
 // Cases are numbered by the corpus: new ones go to the end.
@@ -69,7 +71,10 @@ const std::vector<Case>& Cases() {
       {"sparse;rule=strom;tau=1;coding=rice;layer=8x5:bias", DType::kFloat16},
       {"sparse;rule=topk;ratio=0.2;coding=rice;layer=8x5:bias"},
       {"sparse;rule=topk;ratio=0.2;coding=word;layer=8x5", DType::kFloat64},
-      {"none", DType::kFloat64, {40}},  // around a ring
+      {.method = "none", .dtype = DType::kFloat64, .shape = {40}, .ring = true},
+      {.method = "none", .shape = {800}, .pack = true},
+      {.method = "none", .shape = {800}, .pack = true, .ring = true},
+      {.method = "none", .dtype = DType::kBFloat16, .shape = {800}, .pack = true},
   };
   return cases;
 }
@@ -115,7 +120,8 @@ class Rank {
     ExchangeEnv env;
     env.states = &states_;
     env.direct_bytes = c.dtype == DType::kInt64 ? 1 << 20 : 0;
-    env.ring_bytes = c.dtype == DType::kFloat64 ? 1 : 0;
+    env.ring_bytes = c.ring ? 1 : 0;
+    env.pack = c.pack;
     auto made = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
     Require(made.status(), "no such exchange");
     exchange_ = std::move(made).value();

@@ -17,6 +17,7 @@ struct Options {
   int64_t cache_capacity = 0;
   int64_t direct_bytes = 0;
   int64_t ring_bytes = 0;
+  int64_t pack = 0;
   bool hierarchical_allreduce = false;
   bool deterministic = false;
   int64_t threads = 0;

@@ -23,8 +23,14 @@ double LineRateOf(int fd) {
   // Less what the receiver or the socket's own memory held up.
   const auto held_up = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
   const auto microseconds = info.tcpi_busy_time - std::min(held_up, info.tcpi_busy_time);
-  return static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
-         static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
+  const double seen = static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
+                      static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
+  // A window that still opens has not met the end of the line: it was the round trips that took the
+  // time. What it has come to is a better guess then, else a long line would pass for a slow one.
+  constexpr uint32_t kNotMet = 0x7fffffff;
+  if (info.tcpi_snd_ssthresh < kNotMet) return seen;
+  const double window = static_cast<double>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
+  return std::max(seen, window * 1e6 / std::max<uint32_t>(info.tcpi_rtt, 1));
 }
 
 }  // namespace dad::gloo_transport
