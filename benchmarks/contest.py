@@ -6,13 +6,15 @@ machine does hits all alike. Of a block the slowest rank counts, of the blocks t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import statistics
 import struct
+import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -48,6 +50,11 @@ class Timing:
     # all headers (None outside of a lab).
     dad_sent: float = 0.0
     interface_sent: float | None = None
+    # Of every block. Block i of one contestant and block i of another had the machine one after the other.
+    each_ms: list[float] = field(default_factory=list)
+    # CPU time of a rank, in all its threads and in those that were asked for; mean of the ranks.
+    cpu_ms: float = 0.0
+    cpu_ms_of_threads: float = 0.0
 
 
 @dataclass
@@ -64,24 +71,34 @@ def say(text: str) -> None:
 
 
 def take_turns(
-    contestants: dict[str, Step], seconds: float, warm_up: int = _MIN_WARM_UP, even_time: bool = False
+    contestants: dict[str, Step],
+    seconds: float,
+    warm_up: int = _MIN_WARM_UP,
+    even_time: bool = False,
+    want_blocks: int = _MIN_BLOCKS,
+    threads: Collection[int] = (),
 ) -> dict[str, Timing]:
     """Times the steps of all contestants for about so long, after at least `warm_up` untimed ones.
 
     All run the same number of steps; with `even_time` each has the same time instead, so that one slow
-    contestant does not leave the others with two steps.
+    contestant does not leave the others with two steps. `want_blocks` of them, then, if they fit into the
+    time with one timed step each. `threads`: those whose CPU time is also told by itself.
     """
     each = _warm_up(contestants, seconds / 3, warm_up)
-    blocks, turns = _share_time(each, seconds) if even_time else _share_steps(each, seconds)
+    blocks, turns = _share_time(each, seconds, want_blocks) if even_time else _share_steps(each, seconds)
     times: dict[str, list[float]] = {name: [] for name in contestants}
+    cpu = {name: [0.0, 0.0] for name in contestants}
     counted = {name: [0] * _NUM_COUNTERS for name in contestants}
     order = list(contestants)
     before = _counters()
     for _ in range(blocks):
         for name in order:
+            cpu_before = _cpu_ms(threads)
             for _ in range(turns[name].untimed):
                 contestants[name]()
             times[name].append(_time(contestants[name], turns[name].timed))
+            cpu_after = _cpu_ms(threads)
+            cpu[name] = [c + y - x for c, x, y in zip(cpu[name], cpu_before, cpu_after, strict=True)]
             after = _counters()
             counted[name] = [c + y - x for c, x, y in zip(counted[name], before, after, strict=True)]
             before = after
@@ -91,14 +108,19 @@ def take_turns(
     for name, turn in turns.items():
         count = (turn.untimed + turn.timed) * blocks
         received, negotiated, dad_sent, interface_sent = (_mean(value) / count for value in counted[name])
+        cpu_ms, cpu_ms_of_threads = (_mean(value) / count for value in cpu[name])
+        each_ms = [1000 * block for block in _slowest(times[name])]
         result[name] = Timing(
-            ms=1000 * statistics.median(_slowest(times[name])),
+            ms=statistics.median(each_ms),
             bytes=received,
             negotiations=negotiated,
             blocks=blocks,
             steps=turn.timed,
             dad_sent=dad_sent,
             interface_sent=interface_sent if in_lab else None,
+            each_ms=each_ms,
+            cpu_ms=cpu_ms,
+            cpu_ms_of_threads=cpu_ms_of_threads,
         )
     return result
 
@@ -114,6 +136,20 @@ def _counters() -> tuple[int, int, int, int]:
     values = bytes_received(), stats["negotiations"], stats["wire_bytes_sent"], interface_sent()
     dist.barrier()
     return values
+
+
+def threads_of_others() -> set[int]:
+    """The threads that this process has now, but for the one that asks."""
+    return {int(entry) for entry in os.listdir("/proc/self/task")} - {threading.get_native_id()}
+
+
+def _cpu_ms(threads: Collection[int]) -> tuple[float, float]:
+    """CPU time so far: of all threads of this process, and of these."""
+    apart = 0.0
+    for thread in threads:
+        with contextlib.suppress(OSError):  # it has ended
+            apart += int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[0]) / 1e6
+    return time.process_time() * 1000, apart
 
 
 def in_a_lab() -> bool:
@@ -174,11 +210,12 @@ def _share_steps(each: dict[str, float], seconds: float) -> tuple[int, dict[str,
     return blocks, {name: _Turn(1, rounds // blocks - 1) for name in each}
 
 
-def _share_time(each: dict[str, float], seconds: float) -> tuple[int, dict[str, _Turn]]:
+def _share_time(each: dict[str, float], seconds: float, want_blocks: int) -> tuple[int, dict[str, _Turn]]:
     """The same, with as many steps for each as fit into its share of the time."""
     share = seconds / len(each)
     blocks = int(share / max(each.values())) // (1 + _MIN_STEPS)
-    blocks = min(max(blocks, _MIN_BLOCKS), _MAX_BLOCKS)
+    fitting = int(seconds / sum(2 * step for step in each.values()))  # with one timed step each
+    blocks = min(max(blocks, _MIN_BLOCKS, min(want_blocks, fitting)), _MAX_BLOCKS)
     turns = {name: _Turn(1, max(int(share / blocks / step) - 1, 1)) for name, step in each.items()}
     return blocks, turns
 
