@@ -68,10 +68,12 @@ def plan(
     """What `size` ranks would send for the model, and why: the table of optimizer.plan(), predicted from one
     forward and backward pass in this process. The model is not changed.
 
-    example_batch: what goes into the model on one rank: a tensor, or a tuple or dict of arguments.
+    example_batch: what goes into the model on one rank, without labels: a tensor, or a tuple or dict of
+        arguments.
     link: what a rank can send, such as 100mbit or 10gbit.
     compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
-    loss: makes a number of the model's output. None: its `loss`, else the sum of its first tensor.
+    loss: makes a number of the model's output. None: its `loss`, else the sum of its first tensor, or
+        of all outputs of a model of Keras.
     """
     if hasattr(model, "get_weights") and not hasattr(model, "named_parameters"):  # Keras on TensorFlow
         from dad.tensorflow.dry_run import plan as dry_run

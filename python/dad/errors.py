@@ -30,6 +30,14 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+def not_elastic(name: str) -> AttributeError:
+    """Of a part of elastic training that is not there, for __getattr__ of a module."""
+    return AttributeError(
+        f"{name} is not available in this version: the number of ranks is fixed; start again from a "
+        "checkpoint with dadrun -np N"
+    )
+
+
 # dad::StatusCode, by number.
 _INVALID_ARGUMENT = 1
 _FAILED_PRECONDITION = 2

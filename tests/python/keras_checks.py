@@ -171,6 +171,9 @@ def check_an_optimizer_that_scales_the_loss_may_be_given():
         return keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.05))
 
     assert_equals_plain_keras(scaled)
+    model = make_model()
+    fit(model, hvd.DistributedOptimizer(scaled(), compression="int8"), shard(hvd.rank()))
+    assert len(model.optimizer.plan()) == (4 if hvd.size() > 1 else 0)
 
 
 def check_functional_and_subclassed_models_and_train_steps():
@@ -532,6 +535,21 @@ def check_model_says_what_is_trained():
         assert optimizer.plan()[0]["method"] != "dense", optimizer.plan()
 
 
+def check_plans_have_the_names_of_variables():
+    """And so have the globs of per_layer; whatever goes dense has a row, too."""
+    for ask in (hvd.Compression.none, hvd.Compression.fp16, hvd.Compression.per_layer):
+        model = make_model()
+        names = [variable.path for variable in model.trainable_variables]
+        wanted = ["dense" if ask is hvd.Compression.none else "fp16"] * 4
+        if ask is hvd.Compression.per_layer:
+            ask = ask({names[0]: hvd.Compression.int8, "*/bias": hvd.Compression.fp16})
+            wanted = ["int8", "fp16", "dense", "fp16"]
+        fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=ask), shard(hvd.rank()))
+        plan = model.optimizer.plan()
+        expected = list(zip(names, wanted, strict=True)) if hvd.size() > 1 else []
+        assert [(row["name"], row["method"]) for row in plan] == expected, plan
+
+
 def check_collectives_of_the_framework_are_there():
     rank, size = hvd.rank(), hvd.size()
     one = keras.ops.convert_to_tensor(np.full(size, float(rank), np.float32))
@@ -687,3 +705,5 @@ def check_checkpoints_reports_and_states():
         )
         assert (Path(folder) / "best.keras").exists() == (hvd.rank() == 0)
     assert (state.epoch, state.batch, state.commits) == (2, 0, 2 * (STEPS // 2 + 1))
+    for name in ("KerasState", "run"):
+        raises(AttributeError, lambda name=name: getattr(hvd.elastic, name), name, "dadrun -np N")

@@ -80,6 +80,11 @@ assert hvd is dad.tensorflow and horovod.keras is dad.keras
 assert horovod.tensorflow.keras.DistributedOptimizer is dad.keras.DistributedOptimizer
 from horovod.tensorflow.mpi_ops import allreduce
 from horovod.keras.callbacks import MetricAverageCallback
+try:
+    hvd.elastic
+    raise SystemExit("elastic")
+except AttributeError as error:
+    assert "not available in this version" in str(error), error
 hvd.init()
 assert hvd_torch.is_initialized() and hvd.size() == 1
 assert hvd_torch.allreduce(torch.ones(2)).tolist() == hvd.allreduce(tf.ones(2)).numpy().tolist() == [1.0, 1.0]
@@ -144,6 +149,16 @@ check(lambda: keras.optimizers.Adam(0.01))
 check(lambda: keras.optimizers.SGD(0.05, momentum=0.9, clipnorm=0.1))
 check(lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9))
 check(lambda: keras.optimizers.SGD(0.05), backward_passes_per_step=2, average_aggregated_gradients=True)
+assert [row["method"] for row in check(lambda: keras.optimizers.SGD(0.05)).optimizer.plan()] == ["dense"] * 4
+import dad
+names = [row["name"] for row in dad.plan(model(), shard(0)[0], compression="dad")]
+assert len(names) == 4 and names[0].endswith("/kernel"), names
+partial = model()
+local = hvd.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=partial.layers[0])
+fit(partial, local, shard(hvd.rank()), 4)
+for number, weight in enumerate(partial.get_weights()):
+    mine, other = hvd.allgather_object(weight)
+    assert np.array_equal(mine, other) == (number >= 2), number
 variable = tf.Variable(1.0)
 for optimizer in (keras.optimizers.SGD(), keras.optimizers.legacy.SGD()):
     optimizer = hvd.DistributedOptimizer(optimizer)

@@ -289,3 +289,6 @@ def check_a_dry_run_plans_the_same():
         if row["name"] in choices:
             assert (row["method"] == "dad") == (choices[row["name"]].kind == "factor"), row
     raises(ValueError, lambda: dad.plan(model, x, link="fast"), "fast")
+    layers, inputs = tf.keras.layers, tf.keras.Input((12,))
+    heads = tf.keras.Model(inputs, [layers.Dense(3)(inputs), layers.Dense(2)(inputs)])
+    assert "no gradient" not in str(dad.plan(heads, x, compression="dad"))

@@ -1,6 +1,7 @@
 """Training by methods in TensorFlow: fit, feedback, checkpoints, scaled losses, mixtures, joins, errors."""
 
 import copy
+import functools
 import tempfile
 from pathlib import Path
 
@@ -269,6 +270,58 @@ def check_capture_finds_the_factors_of_eager_steps_by_any_tape():
     tape = hvd().DistributedGradientTape(tape, compression="edad")
     tape.gradient(loss, model.trainable_variables)
     assert tape.plan()[0]["method"] == "dad", tape.plan()
+
+
+def check_a_step_may_reduce_the_same_names_twice():
+    """Gradients of two losses, or of two models whose layers have the same names, wait for each other; and a
+    variable that was written in between is, to the second, what the forward pass has read."""
+
+    def net(seed):
+        tf.keras.utils.set_random_seed(seed)
+        inputs = tf.keras.Input((16,))
+        hidden = tf.keras.layers.Dense(24, activation="relu", name="first")(inputs)
+        return tf.keras.Model(inputs, tf.keras.layers.Dense(8, name="last")(hidden))
+
+    def data(rank):
+        x = np.random.default_rng(rank).normal(size=(2, 16)).astype(np.float32)
+        return x, x[:, :8] * 0.5
+
+    def train(wrap, x, y, two_models):
+        models = [net(1), net(2 if two_models else 1)]
+        if not two_models:
+            models[1] = models[0]
+        optimizers = [wrap(tf.keras.optimizers.SGD(0.05)) for _ in range(1 + two_models)]
+        for optimizer, model in zip(optimizers, models, strict=False):
+            optimizer.build(model.trainable_variables)
+
+        @tf.function
+        def step():
+            with tf.GradientTape(persistent=True) as tape:
+                losses = [
+                    tf.reduce_mean((model(x) - way * y) ** 2)
+                    for model, way in zip(models, (1, -1), strict=True)
+                ]
+            gradients = [
+                tape.gradient(one, model.trainable_variables)
+                for one, model in zip(losses, models, strict=True)
+            ]
+            for number, (model, of_model) in enumerate(zip(models, gradients, strict=True)):
+                optimizer = optimizers[number % len(optimizers)]
+                optimizer.apply_gradients(zip(of_model, model.trainable_variables, strict=True))
+
+        for _ in range(3):
+            step()
+        return [weight for model in models for weight in model.get_weights()]
+
+    everyone = [np.concatenate(parts) for parts in zip(*map(data, range(hvd().size())), strict=True)]
+    for two_models in (True, False):
+        expected = train(lambda optimizer: optimizer, *everyone, two_models)
+        for method in ("dad", "edad", "int8"):
+            wrap = functools.partial(hvd().DistributedOptimizer, compression=method)
+            found = train(wrap, *data(hvd().rank()), two_models)
+            tolerance = 0.1 if method == "int8" else 1e-5
+            for one, other in zip(found, expected, strict=True):
+                np.testing.assert_allclose(one, other, atol=tolerance, err_msg=f"{method} {two_models}")
 
 
 def check_eager_and_custom_steps():

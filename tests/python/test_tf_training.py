@@ -164,6 +164,8 @@ def check_arguments_of_the_tape():
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, op=77), "op=77")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression="vgc:alpha=-1"), "alpha")
     raises(ValueError, lambda: hvd().DistributedGradientTape(tape, compression=3), "compression=3")
+    distributed = hvd().DistributedGradientTape(tape)
+    raises(ValueError, lambda: hvd().DistributedGradientTape(distributed), "already")
 
 
 def check_a_step_that_fails_updates_nothing():
@@ -315,6 +317,8 @@ def _v1_losses(distributed, passes, steps=4, **options):
         for _ in range(steps * passes):
             session.run(train, {x: data[0], y: data[1]})
         assert session.run(step) == steps * passes
+        if distributed:
+            assert [row["name"] for row in optimizer.plan()] == ["w", "b"]
         assert isinstance(optimizer, v1.train.Optimizer) and optimizer.get_slot_names() == ["momentum"]
         return session.run([w, b])
 

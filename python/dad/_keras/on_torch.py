@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
+import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from dad._keras.settings import Settings
 from dad._lib import _core
 from dad.arguments import require_variables_of
 from dad.basics import Average, Max
+from dad.circle import circle_of
 from dad.log import log
 from dad.plan_table import plan_rows
 from dad.planned_methods import has_planned_method
@@ -26,6 +28,7 @@ from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
 from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
+from dad.torch.slots import Slot
 
 __all__ = [
     "Compression",
@@ -54,13 +57,20 @@ def is_active(process_set: ProcessSet) -> bool:
 
 
 class GradientReducer:
-    """Reduces the gradients of Keras variables over the ranks, in place."""
+    """Reduces the gradients of Keras variables over the ranks, in place.
 
-    def __init__(self, settings: Settings, name: str) -> None:
+    why: what a plan says of them all.
+    """
+
+    def __init__(self, settings: Settings, name: str, why: str = "") -> None:
         self.settings = settings
         self.name = name
         self.compression = resolve(settings.compression)
+        # A class of the user's own need not have a name.
+        dense = getattr(self.compression, "name", "") == "none"
+        self._why = why or ("no method asked for" if dense else "asked for")
         self._local: dict[int, Any] = {}
+        self._seen: dict[str, Slot] = {}
 
     def register_local(self, variable: Any) -> None:
         self._local[id(variable)] = variable
@@ -77,6 +87,7 @@ class GradientReducer:
         if not is_active(self.settings.process_set):
             return results
         names = self._names(variables)
+        self._note(names, variables)
         dense = []
         for i, gradient in enumerate(results):
             if gradient is None:
@@ -97,9 +108,25 @@ class GradientReducer:
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         """Of a scaled loss: if these are not finite the step is left out."""
 
+    def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
+        for name, variable in zip(names, variables, strict=True):
+            if name not in self._seen and not self.is_local(variable):
+                chosen = compressor(self.compression, variable.path)
+                self._seen[name] = Slot(variable.value, name, chosen, 1)
+
     def plan(self) -> list[dict[str, Any]]:
-        """One row per tensor: what is sent for it, and why."""
-        return []
+        """One row per tensor that has been reduced: what is sent for it, and why."""
+        return self._plan_of(self._seen.values(), [])
+
+    def _plan_of(self, slots: Iterable[Slot], choices: Sequence[Any]) -> list[dict[str, Any]]:
+        """By the variables' own names: what is in front of them between ranks is left out."""
+        if not is_active(self.settings.process_set):
+            return []
+        size = circle_of(self.settings.process_set).size
+        rows = plan_rows(slots, choices, size, self._why, _core.stats()["tensors"])
+        return [
+            {**row, **{key: row[key].replace(f"{self.name}/", "") for key in ("name", "why")}} for row in rows
+        ]
 
     def save_state(self) -> bytes:
         """What this rank keeps between steps; empty if it keeps nothing."""
@@ -216,7 +243,7 @@ class MethodReducer(GradientReducer):
     def _start_sync(self, variables: Sequence[Any]) -> GradientSync:
         settings = self.settings
         sync = GradientSync(
-            compression=self.compression,
+            compression=self._by_wire_name(),
             op=settings.op,
             passes=1,
             predivide=settings.gradient_predivide_factor,
@@ -235,6 +262,14 @@ class MethodReducer(GradientReducer):
         self._load_into(sync)
         return sync
 
+    def _by_wire_name(self) -> Any:
+        """The compression, for tensors that are called by their names between ranks: the globs of per_layer
+        are for those of the variables."""
+        if not isinstance(self.compression, _methods.PerLayer):
+            return self.compression
+        front = glob.escape(self.name)
+        return _methods.PerLayer({f"{front}/{key}": one for key, one in self.compression.methods.items()})
+
     def _load_into(self, sync: GradientSync) -> None:
         if self._saved is not None:
             sync.load(as_tensors(under_names(self._saved, sync.tensors())))
@@ -245,10 +280,9 @@ class MethodReducer(GradientReducer):
 
     def plan(self) -> list[dict[str, Any]]:
         if self._sync is None:
-            return super().plan()
+            return []
         choices = self._sync.plan.choices if self._sync.plan is not None else []
-        size = self._sync.circle.size
-        return plan_rows(self._sync.slots.values(), choices, size, "asked for", _core.stats()["tensors"])
+        return self._plan_of(self._sync.slots.values(), choices)
 
     def save_state(self) -> bytes:
         return b"" if self._sync is None else to_bytes(as_arrays(self._sync.save()))
@@ -269,7 +303,8 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
             "backend methods send what one backward() has computed",
             method.spec(),
         )
-        return GradientReducer(replace(settings, compression=Compression.none), name)
+        why = f"not by {method.spec()}: Keras adds gradients up over several steps"
+        return GradientReducer(replace(settings, compression=Compression.none), name, why)
     return MethodReducer(settings, name)
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 import keras
 
 from dad._keras import callback_parts as parts
+from dad.errors import not_elastic
 
 
 class CommitStateCallback(parts.CommitState, keras.callbacks.Callback):
@@ -17,3 +20,9 @@ class UpdateBatchStateCallback(parts.UpdateBatchState, keras.callbacks.Callback)
 
 class UpdateEpochStateCallback(parts.UpdateEpochState, keras.callbacks.Callback):
     __doc__ = parts.UpdateEpochState.__doc__
+
+
+def __getattr__(name: str) -> NoReturn:
+    if name in ("KerasState", "TensorFlowState", "TensorFlowKerasState", "run"):
+        raise not_elastic(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -3,7 +3,8 @@
 - XLA cannot compile collectives: jit_compile="auto" never picks it, and jit_compile=True is refused by
   Keras' own warning.
 - LossScaleOptimizer skips a step when this rank's gradients are not finite. Gradients are reduced first, so
-  that all ranks decide alike.
+  that all ranks decide alike. It is what a user has in hand where Keras has put it around ours: plan() works
+  on it, too.
 - Callbacks: MetricAverageCallback comes first, so that others see averages; only rank 0 shows progress.
 """
 
@@ -64,7 +65,12 @@ def _patch_loss_scale() -> None:
         finally:
             object.__setattr__(inner, "_dad_is_reduced", False)
 
+    def plan(self: Any) -> list[dict[str, Any]]:
+        """That of the DistributedOptimizer inside."""
+        return self.inner_optimizer.plan()
+
     cls.apply = apply
+    cls.plan = plan
 
 
 def _patch_callback_list() -> None:

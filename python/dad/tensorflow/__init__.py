@@ -1,6 +1,8 @@
 """dad for TensorFlow: `import dad.tensorflow as hvd`."""
 # ruff: noqa: F401  this file only collects names
 
+from typing import NoReturn as _NoReturn
+
 from dad.basics import (
     Adasum,
     Average,
@@ -40,6 +42,7 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
+from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.tensorflow.compression import Compression
 from dad.tensorflow.eager_capture import capture
@@ -72,3 +75,9 @@ from dad.tensorflow.ops import (
 from dad.tensorflow.optimizer import DistributedOptimizer
 from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
 from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+
+
+def __getattr__(name: str) -> _NoReturn:
+    if name == "elastic":
+        raise _not_elastic("dad.tensorflow.elastic")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -16,7 +16,7 @@ from dad.planned_methods import planned_method
 from dad.tensorflow.board import layers_of, observe
 from dad.tensorflow.exchange import counts_of, pairs_of, take_samples, tensor_of
 from dad.tensorflow.factors import find
-from dad.tensorflow.gradients import Row
+from dad.tensorflow.gradients import Row, variable_names
 from dad.tensorflow.ops import resource
 
 
@@ -35,7 +35,7 @@ def plan(
     compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
     batch = tf.nest.map_structure(tf.convert_to_tensor, example_batch)
     _forward(model, batch)  # a model may make its variables in its first call
-    names = [variable.path for variable in model.trainable_variables]
+    names = variable_names(model.trainable_variables)
     variables = [resource(variable) for variable in model.trainable_variables]
     methods = [planned_method(compression, name) for name in names]
     seen: dict[str, Any] = {}
@@ -75,5 +75,6 @@ def _forward(model: Any, batch: Any, **options: Any) -> Any:
 
 
 def _sum(output: Any) -> tf.Tensor:
-    """A loss for an output of unknown meaning: the sum of the first tensor in it."""
-    return tf.reduce_sum(tf.nest.flatten(output)[0])
+    """A loss for outputs of unknown meaning: all that are real numbers, added up."""
+    tensors = [tensor for tensor in tf.nest.flatten(output) if tensor.dtype.is_floating]
+    return tf.add_n([tf.cast(tf.reduce_sum(tensor), tf.float32) for tensor in tensors])

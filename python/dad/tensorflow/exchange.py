@@ -112,7 +112,11 @@ class MethodExchange:
                 one.reason = "computed eagerly, by another tape than dad's and not in hvd.capture()"
             take_samples(one, planned_method(self._compression, name))
         work = pairs_of(names, found)
-        as_rows, in_chain = self._plan(work)
+        sent = _sent_in_this_graph()
+        wires = [self._wire_name(name) for name in names]
+        # Names are unique until a tensor is there: what has one of them goes first.
+        with tf.control_dependencies([sent[wire] for wire in wires if wire in sent]):
+            as_rows, in_chain = self._plan(work)
         scale = tf.constant(1.0, tf.float64) if loss_scale is None else tf.cast(loss_scale, tf.float64)
         call = _Call(self, gradients, variables, names, as_rows, scale)
         runs = self._runs(work)
@@ -145,7 +149,9 @@ class MethodExchange:
         for members in small_together(together, sizes, _OP_BYTES):
             batch = [work[k] for k in members]
             results.update(call.send(batch, [one.pair.has_rows for one in batch]))
-        return call.gather(results)
+        gathered = call.gather(results)
+        sent.update(zip(wires, gathered, strict=True))
+        return gathered
 
     def _runs(self, work: Sequence[Work]) -> list[list[int]]:
         """Layers, from the lowest up, each of which is linked to the next."""
@@ -179,6 +185,17 @@ class MethodExchange:
         )
         run_any_time([as_rows])
         return as_rows, in_chain
+
+
+def _sent_in_this_graph() -> dict[str, tf.Tensor]:
+    """The last result of each name between ranks. A step may reduce the gradients of two losses, or of two
+    models with layers of the same names. In eager mode nothing is under way."""
+    if is_eager():
+        return {}
+    graph = tf.compat.v1.get_default_graph()
+    if not hasattr(graph, "_dad_sent"):
+        graph._dad_sent = {}
+    return graph._dad_sent
 
 
 def take_samples(found: Found, method: Any) -> None:
@@ -300,10 +317,12 @@ class _Call:
         empty. In a graph it runs only if some are."""
         tensors: list[Any] = []
         for one in run:
-            inputs: Any = one.found.uses[0].inputs
-            values = [_as_it_lies(one.found.layout, self._variables[one.weight].read_value())]
+            use = one.found.uses[0]
+            inputs: Any = use.inputs
+            # Not what the variables are now, where that is known: the step may have written them since.
+            values = [_as_it_lies(one.found.layout, self._value(one.weight, use.weight_read))]
             if one.bias is not None:
-                values.append(tf.reshape(self._variables[one.bias].read_value(), [-1]))
+                values.append(tf.reshape(self._value(one.bias, use.bias_read), [-1]))
             if any_chain is not None:
                 inputs, values = (_when(any_chain, part) for part in (inputs, values))
             tensors += [*self._rows(one, [inputs], None)[1], *values]
@@ -352,6 +371,9 @@ class _Call:
             merged.set_shape(ways[0][i].shape)
             results[i] = merged
         return results
+
+    def _value(self, member: int, read: tf.Tensor | None) -> tf.Tensor:
+        return self._variables[member].read_value() if read is None else read
 
     def _part(self, one: Work, text: str, by_rows: bool) -> str:
         transposed = by_rows and one.found.layout.is_transposed

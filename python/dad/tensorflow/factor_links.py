@@ -102,6 +102,9 @@ class _Links:
         self._variables = variables
         self._found = found
         self._uppers = collections.defaultdict(list)  # the uses by their D
+        # What was read from variables: weight and bias of a use, and the weight of one that is above a use.
+        self._read_below: dict[int, tuple[Any, Any]] = {}
+        self._read_above: dict[tuple[int, int], Any] = {}
         for index, one in enumerate(found):
             for number, use in enumerate(one.uses):
                 if self._is_dense(use):
@@ -112,6 +115,20 @@ class _Links:
             for use in one.uses:
                 if self._is_dense(use):
                     use.link = self._link(index, use)
+                    if use.link is not None and not self._is_read_once(use):
+                        use.link = None
+
+    def _is_read_once(self, use) -> bool:
+        """Whether both layers of a link have one weight wherever they were looked at: a variable that is
+        written in between has two values."""
+        above = self._found[use.link.upper].uses[use.link.upper_use]
+        weight, use.bias_read = self._read_below[id(use)]
+        for one, read in ((use, weight), (above, self._read_above[id(above), id(use)])):
+            if one.weight_read is None:
+                one.weight_read = read
+            if self._nodes.key(one.weight_read) != self._nodes.key(read):
+                return False
+        return True
 
     def _is_dense(self, use) -> bool:
         return (
@@ -157,12 +174,17 @@ class _Links:
         product = self._node(tensor)
         if product is None or product.type != "MatMul" or product.attr("transpose_a"):
             return []
-        return [
+        found = [
             (upper, number)
             for upper, number in self._uppers[self._key(product.inputs[0])]
             if self._reads(product.inputs[1], bool(product.attr("transpose_b")), upper, True)
             and self._scales(use) == self._scales(self._found[upper].uses[number])
         ]
+        for upper, number in found:
+            above = self._found[upper].uses[number]
+            weight = self._nodes.variable_value(product.inputs[1])
+            self._read_above[id(above), id(use)] = weight
+        return found
 
     def _scales(self, use):
         return scales_of(self._nodes, use.path)
@@ -205,17 +227,22 @@ class _Links:
         """Whether a tensor is what the layer of a use puts out: A W + b."""
         node = self._node(tensor)
         bias = self._found[index].bias
+        bias_value = None
         if bias is not None:
             if node is None or node.type not in ("BiasAdd", "AddV2", "Add"):
                 return False
             if self._nodes.variable_handle(node.inputs[1]) != self._handle(tensor, bias):
                 return False
+            bias_value = self._nodes.variable_value(node.inputs[1])
             node = self._node(node.inputs[0])
         if node is None or node.type != "MatMul" or node.attr("transpose_a"):
             return False
         if self._key(node.inputs[0]) != self._key(use.inputs[1 - use.d_block]):
             return False
-        return self._reads(node.inputs[1], bool(node.attr("transpose_b")), index, False)
+        if not self._reads(node.inputs[1], bool(node.attr("transpose_b")), index, False):
+            return False
+        self._read_below[id(use)] = (self._nodes.variable_value(node.inputs[1]), bias_value)
+        return True
 
     def _reads(self, tensor, transposed, index, as_canonical) -> bool:
         """Whether an operand of a product is the matrix of a variable: canonical, or transposed."""

@@ -145,6 +145,9 @@ class Use(ABC):
         self.delta: tf.Tensor | None = None
         self.has_bias = False
         self.link = None
+        # Of a use with a link, or above one: weight and bias as the forward pass has read them.
+        self.weight_read: tf.Tensor | None = None
+        self.bias_read: tf.Tensor | None = None
         self.nodes = nodes
         self.path = path
         self.shape = tuple(shape)

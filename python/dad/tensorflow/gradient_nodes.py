@@ -162,12 +162,17 @@ class Nodes:
 
     def variable_handle(self, tensor):
         """The key of the handle that this tensor was read from, if it is a variable's value; else None."""
+        value = self.variable_value(tensor)
+        return None if value is None else self.key(self.of(value).inputs[0])
+
+    def variable_value(self, tensor):
+        """What was read from a variable to make this tensor, if it is the variable's value; else None."""
         while True:
             node = self.of(tensor)
             if node is None:
                 return None
             if node.type == "ReadVariableOp":
-                return self.key(node.inputs[0])
+                return tensor
             if node.type not in ("Identity", "Cast", "Reshape", "Transpose"):
                 return None
             tensor = node.inputs[0]

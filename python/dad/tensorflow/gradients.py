@@ -69,6 +69,17 @@ def variable_name(variable: Any, number: int) -> str:
     return path.removesuffix(":0")
 
 
+def variable_names(variables: Sequence[Any]) -> list[str]:
+    """Unique, also where variables share a name."""
+    seen: collections.Counter[str] = collections.Counter()
+    names = []
+    for number, variable in enumerate(variables):
+        name = variable_name(variable, number)
+        seen[name] += 1
+        names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
+    return names
+
+
 def _key(variable: Any) -> int:
     return id(resource(variable))
 
@@ -167,7 +178,7 @@ class GradientReducer:
             return results
         if recorder is None and is_eager():
             recorder = captured()
-        names = self._names(variables)
+        names = variable_names(variables)
         self._note(names, variables)
         planned = [
             i for i, gradient in enumerate(results) if self._is_planned(gradient, variables[i], names[i])
@@ -266,7 +277,7 @@ class GradientReducer:
             settings = (self.compression.spec(), self.op, self.prescale, self.process_set.process_set_id)
             key = (*settings, *(id(variable) for variable in resources))
             if key not in _of_tapes:
-                of_variables = repr((*settings, self._names(variables)))
+                of_variables = repr((*settings, variable_names(variables)))
                 _of_tapes[key] = self._new_exchange(_tape_stream(self.process_set, of_variables))
                 weakref.finalize(resources[0], _of_tapes.pop, key, None)
             self.by_method = found = _of_tapes[key]
@@ -290,16 +301,6 @@ class GradientReducer:
         exchange.board.on_plan = lambda: None
         # Nothing has been measured but the warm-up.
         print(format_plan(self._plan_of(exchange, {})), file=sys.stderr, flush=True)
-
-    def _names(self, variables: Sequence[Any]) -> list[str]:
-        """Unique, also where variables share a name."""
-        seen: collections.Counter[str] = collections.Counter()
-        names = []
-        for number, variable in enumerate(variables):
-            name = variable_name(variable, number)
-            seen[name] += 1
-            names.append(name if seen[name] == 1 else f"{name}.{seen[name]}")
-        return names
 
     def method_name(self, name: str) -> str:
         """One for all graphs: it names what is kept between steps."""

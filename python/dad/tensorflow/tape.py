@@ -81,6 +81,8 @@ def DistributedGradientTape(
     groups: a number of groups, or lists of variables, that are reduced together.
     scale_local_gradients: divides the gradients of local sources by the number of ranks.
     """
+    if isinstance(gradtape, _DistributedTape):
+        raise ValueError("this tape is a DistributedGradientTape already")
     groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     reducer = GradientReducer(
         "DistributedGradientTape",

@@ -45,6 +45,10 @@ class DistributedV1Optimizer(v1.train.Optimizer):
         """The gradient of this variable stays on this rank."""
         self._reducer.register_local(var)
 
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it, and why."""
+        return self._reducer.plan()
+
     @plain
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
         pairs = self._optimizer.compute_gradients(*args, **kwargs)

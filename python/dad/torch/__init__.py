@@ -42,6 +42,7 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
+from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.torch.checkpoint import merge_states
 from dad.torch.compression import Compression
@@ -87,8 +88,5 @@ from dad.torch.sync_batch_norm import SyncBatchNorm
 
 def __getattr__(name: str) -> NoReturn:
     if name == "elastic":
-        raise AttributeError(
-            "dad.torch.elastic is not available in this version: the number of ranks is fixed; start again "
-            "from a checkpoint with dadrun -np N"
-        )
+        raise _not_elastic("dad.torch.elastic")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,5 +9,5 @@ if _HAS_KERAS_3:
     from dad.keras import Compression, callbacks, elastic
 else:
     from dad.tensorflow.keras import callbacks, elastic
-    from dad.tensorflow.keras.legacy import DistributedOptimizer, load_model
+    from dad.tensorflow.keras.legacy import DistributedOptimizer, PartialDistributedOptimizer, load_model
     from dad.tensorflow.keras.legacy_values import allgather, allreduce, broadcast, reducescatter

@@ -1,4 +1,4 @@
-"""DistributedOptimizer and load_model for tf_keras (TF_USE_LEGACY_KERAS=1)."""
+"""DistributedOptimizer, its partial form and load_model for tf_keras (TF_USE_LEGACY_KERAS=1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from dad._keras import on_tensorflow
 from dad._keras.settings import Settings
-from dad.arguments import gradient_groups, require_model
+from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import refuse_adasum
@@ -35,6 +35,10 @@ class LegacyMixin:
     def register_local_var(self, var: Any) -> None:
         """The gradient of this variable stays on this rank."""
         self._dad.register_local(var)
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it, and why."""
+        return self._dad.plan()
 
     def compute_gradients(self, loss: Any, var_list: Any, tape: Any = None) -> list[tuple[Any, Any]]:
         if not hasattr(super(), "compute_gradients"):
@@ -166,6 +170,40 @@ def DistributedOptimizer(
     wrapped = object.__new__(type(cls.__name__, (LegacyMixin, cls), namespace))
     wrapped.__dict__.update(vars(optimizer))
     return wrapped
+
+
+def PartialDistributedOptimizer(
+    optimizer: Any,
+    name: str | None = None,
+    device_dense: str = "",
+    device_sparse: str = "",
+    compression: Any = None,
+    sparse_as_dense: bool = False,
+    gradient_predivide_factor: float = 1.0,
+    op: int = Average,
+    groups: Any = None,
+    process_set: ProcessSet = global_process_set,
+    local_layers: Any = None,
+    scale_local_gradients: bool = True,
+) -> Any:
+    """dad.keras.PartialDistributedOptimizer for the optimizers of tf_keras."""
+    local_weights = weights_of(local_layers)
+    distributed = DistributedOptimizer(
+        optimizer,
+        name,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        gradient_predivide_factor,
+        op,
+        groups=groups,
+        process_set=process_set,
+        scale_local_gradients=scale_local_gradients,
+    )
+    for weight in local_weights:
+        distributed.register_local_var(weight)
+    return distributed
 
 
 def load_model(
