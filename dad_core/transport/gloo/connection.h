@@ -32,6 +32,7 @@ class Connection final : private EventLoop::Handler, private FrameReader::Listen
   FrameWriter& writer() { return writer_; }
 
   double LineRate() const { return open_ ? LineRateOf(fd_) : 0; }
+  bool leaves_host() const { return open_ && LeavesHost(fd_); }
 
   // What the kernel has still goes out. Afterwards the listener is not called any more.
   void Close();

@@ -73,13 +73,19 @@ TransportCounters GlooTransport::counters() const {
   return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
 }
 
-// Of those that have carried something: in a ring that is one, and it had the line to itself.
+// Of those that have carried something: in a ring that is one, and it had the line to itself. Where
+// ranks share hosts, those between hosts count: the others take no line, and are not waited for.
 double GlooTransport::LineRate() const {
-  double sum = 0;
+  double between_hosts = 0;
+  double inside = 0;
+  bool any_leaves = false;
   for (const auto& connection : connections_) {
-    if (connection != nullptr) sum += connection->LineRate();
+    if (connection == nullptr) continue;
+    const bool leaves = connection->leaves_host();
+    any_leaves = any_leaves || leaves;
+    (leaves ? between_hosts : inside) += connection->LineRate();
   }
-  return sum;
+  return any_leaves ? between_hosts : inside;
 }
 
 void GlooTransport::Send(int peer, MessageHeader header, GatherBuffer payload,

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstring>
 
 namespace dad::gloo_transport {
 
@@ -31,6 +32,23 @@ double LineRateOf(int fd) {
   if (info.tcpi_snd_ssthresh < kNotMet) return seen;
   const double window = static_cast<double>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;
   return std::max(seen, window * 1e6 / std::max<uint32_t>(info.tcpi_rtt, 1));
+}
+
+bool LeavesHost(int fd) {
+  sockaddr_storage ours{};
+  sockaddr_storage theirs{};
+  socklen_t size = sizeof ours;
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&ours), &size) != 0) return true;
+  size = sizeof theirs;
+  if (getpeername(fd, reinterpret_cast<sockaddr*>(&theirs), &size) != 0) return true;
+  if (ours.ss_family != theirs.ss_family) return true;
+  if (ours.ss_family == AF_INET) {
+    return reinterpret_cast<sockaddr_in*>(&ours)->sin_addr.s_addr !=
+           reinterpret_cast<sockaddr_in*>(&theirs)->sin_addr.s_addr;
+  }
+  if (ours.ss_family != AF_INET6) return false;
+  return std::memcmp(&reinterpret_cast<sockaddr_in6*>(&ours)->sin6_addr,
+                     &reinterpret_cast<sockaddr_in6*>(&theirs)->sin6_addr, sizeof(in6_addr)) != 0;
 }
 
 }  // namespace dad::gloo_transport

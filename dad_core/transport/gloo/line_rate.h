@@ -7,4 +7,7 @@ namespace dad::gloo_transport {
 // been sent to tell.
 double LineRateOf(int fd);
 
+// Whether its ends have different addresses: bytes between ranks of one host take no line.
+bool LeavesHost(int fd);
+
 }  // namespace dad::gloo_transport
