@@ -152,8 +152,8 @@ std::vector<py::bytes> GatherBytes(const std::string& name, const std::string& m
   return all;
 }
 
-// The sum of so many zeros: it takes what a dense gradient of that size takes. Integers, since zeros
-// of float32 would hardly take anything where tensors travel packed.
+// The sum of so many zeros: it takes what a dense gradient of that size takes. Integers, since
+// zeros of float32 would hardly take anything where tensors travel packed.
 void ReduceZeros(const std::string& name, int64_t count, int process_set) {
   std::shared_ptr<dad::Engine> engine = Running();
   py::gil_scoped_release release;
