@@ -142,8 +142,9 @@ class GradientOptimizer:
             return []
         sync = self._dad
         choices = sync.plan.choices if sync.plan is not None else []
-        size = sync.circle.size
-        return plan_rows(sync.slots.values(), choices, size, _why(sync.compression), _core.stats()["tensors"])
+        # Before the first step, what is measured of these names is another optimizer's.
+        measured = _core.stats()["tensors"] if sync.steps > 0 else {}
+        return plan_rows(sync.slots.values(), choices, sync.circle.size, _why(sync.compression), measured)
 
     def _dad_wait(self, by: str) -> None:
         """Reduces the gradients, unless that was done and none has come since."""
