@@ -15,27 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "best_seconds.h"
 #include "codec/float_pack.h"
 
 namespace dad {
 namespace {
-
-double ThreadSeconds() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
-}
-
-// CPU time, the best of several runs: what the machine can do, whatever else it is busy with.
-double BestSeconds(const std::function<void()>& run) {
-  double best = 1e9;
-  for (int i = 0; i < 10; ++i) {
-    const double begin = ThreadSeconds();
-    run();
-    best = std::min(best, ThreadSeconds() - begin);
-  }
-  return best;
-}
 
 void Row(const std::string& name, const std::vector<std::byte>& x, DType dtype) {
   const auto count = static_cast<int64_t>(x.size() / SizeOf(dtype));
