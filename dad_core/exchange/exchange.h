@@ -190,7 +190,7 @@ struct ExchangeEnv {
   bool device_collectives = false;  // all ranks have them
   uint64_t* next_turn = nullptr;    // of the process set: counts on its first member
   int64_t ring_bytes = 0;           // dense tensors from this size on go around a ring; 0: none
-  bool pack = false;                // pieces of dense tensors travel packed (packed_piece.h)
+  bool pack = false;                // dense pieces (packed_piece.h) and factors are packed
   // What methods of device tensors are computed with, where all ranks have it; null: on the host.
   std::shared_ptr<DeviceBench> bench;
   bool device_products = false;  // all ranks' products have the same bits

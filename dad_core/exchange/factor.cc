@@ -53,13 +53,14 @@ class FactorExchange final : public Exchange {
         layers_(std::move(layers)),
         bf16_(bf16),
         level_(env.cpu_level),
+        pack_(env.pack),
         a_(layers_.size()),
         d_(layers_.size()) {}
 
   Status Begin(const StepInput& input, const Group& group) override {
     group_ = group;
     step_ = input;
-    share_ = std::make_shared<ShareWriter>();
+    share_ = std::make_shared<ShareWriter>(pack_);
     rounded_.clear();
     pieces_.assign(layers_.size(), {});
     replan_ = false;
@@ -359,6 +360,7 @@ class FactorExchange final : public Exchange {
   const std::vector<LayerShape> layers_;  // from the lowest to the top
   const bool bf16_;
   const CpuLevel level_;
+  const bool pack_;
   Group group_;
   StepInput step_;
   std::shared_ptr<ShareWriter> share_;  // messages may outlive the step

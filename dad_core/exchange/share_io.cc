@@ -4,12 +4,28 @@
 #include <cstring>
 #include <utility>
 
+#include "codec/float_pack.h"
 #include "codec/zero_mask.h"
 #include "exchange/by_method.h"
 #include "util/half.h"
 
 namespace dad {
 namespace {
+
+// The form of a block, its first byte; those below it are of zero_mask.h.
+constexpr std::byte kPackedFloats{2};
+// For smaller blocks the time counts for more than the bytes.
+constexpr int64_t kLeastPacked = 256;
+
+Status Unpack(const BlockView& block, int64_t count, void* out) {
+  if (block.packed.empty() || block.packed[0] != kPackedFloats) {
+    return UnpackZeros(block.packed, count, block.dtype, out);
+  }
+  if (!CanPackFloats(block.dtype)) {
+    return Status::InvalidArgument(std::string("packed values of type ") + Name(block.dtype));
+  }
+  return UnpackFloats(block.packed.subspan(1), count, block.dtype, out);
+}
 
 template <typename T>
 void Widen(DType dtype, const void* from, int64_t count, T* out) {
@@ -63,6 +79,7 @@ void ShareWriter::Bytes(std::vector<std::byte> bytes) {
 void ShareWriter::Block(const TensorView& values) {
   const int64_t count = values.num_elements();
   const size_t packed = PackedBytes(values.data, count, values.dtype);
+  if (pack_ && PackedBlock(values, packed)) return;
   numbers_.Value(static_cast<uint8_t>(values.dtype));
   numbers_.Varint(packed);
   if (packed == 1 + values.num_bytes()) {
@@ -76,6 +93,21 @@ void ShareWriter::Block(const TensorView& values) {
   Bytes(std::move(bytes));
 }
 
+bool ShareWriter::PackedBlock(const TensorView& values, size_t less_than) {
+  const int64_t count = values.num_elements();
+  if (!CanPackFloats(values.dtype) || count < kLeastPacked) return false;
+  AlignedBuffer buffer(1 + PackFloatsRoom(count, values.dtype));
+  const size_t packed = 1 + PackFloats(values.data, count, values.dtype, buffer.span().subspan(1));
+  if (packed >= less_than) return false;
+  buffer.data()[0] = kPackedFloats;
+  numbers_.Value(static_cast<uint8_t>(values.dtype));
+  numbers_.Varint(packed);
+  EndNumbers();
+  packed_.push_back(std::move(buffer));
+  Reference(packed_.back().span().first(packed));
+  return true;
+}
+
 void ShareWriter::AppendTo(GatherBuffer& out) {
   EndNumbers();
   for (ByteSpan piece : pieces_) out.Reference(piece.data(), piece.size());
@@ -87,8 +119,10 @@ BlockView ReadBlock(ByteReader& in, int64_t count) {
   const uint64_t num_bytes = in.Varint();
   block.packed = in.Take(num_bytes);
   const bool floating = dtype < kNumDTypes && IsFloating(static_cast<DType>(dtype));
-  // A bit per element is the least that a packing takes.
-  const bool holds = count >= 0 && static_cast<uint64_t>(count) <= 8 * uint64_t{num_bytes};
+  // The least that a packing takes is a bit per element, and of packed floats a byte for 64.
+  const bool packed = !block.packed.empty() && block.packed[0] == kPackedFloats;
+  const uint64_t per_byte = packed ? 64 : 8;
+  const bool holds = count >= 0 && static_cast<uint64_t>(count) <= per_byte * block.packed.size();
   if (!floating || !holds) in.Take(~uint64_t{0});  // not ok from here on
   block.dtype = floating ? static_cast<DType>(dtype) : DType::kFloat32;
   return block;
@@ -96,9 +130,9 @@ BlockView ReadBlock(ByteReader& in, int64_t count) {
 
 template <typename T>
 Status DecodeBlock(const BlockView& block, int64_t count, T* out) {
-  if (block.dtype == DTypeOf<T>()) return UnpackZeros(block.packed, count, block.dtype, out);
+  if (block.dtype == DTypeOf<T>()) return Unpack(block, count, out);
   std::vector<std::byte> values(static_cast<size_t>(count) * SizeOf(block.dtype));
-  DAD_RETURN_IF_ERROR(UnpackZeros(block.packed, count, block.dtype, values.data()));
+  DAD_RETURN_IF_ERROR(Unpack(block, count, values.data()));
   Widen(block.dtype, values.data(), count, out);
   return Status::Ok();
 }

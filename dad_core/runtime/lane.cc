@@ -294,7 +294,7 @@ void Lane::FitToLine(bool slow) {
   if (options_.pack < 0 && env_.pack != slow) {
     env_.pack = slow;
     DAD_LOG(Debug) << "process set " << id_ << ": the line is " << (slow ? "slow" : "fast")
-                   << "; dense tensors travel " << (slow ? "packed" : "as they are");
+                   << "; values travel " << (slow ? "packed" : "as they are");
   }
 }
 

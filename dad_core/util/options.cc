@@ -77,8 +77,9 @@ constexpr Row kTable[] = {
      "in the first step; none if deterministic.",
      [](const std::string& t, Options& o) { return ParseInt(t, -1, o.ring_bytes); }},
     {"pack", "-1", "DAD_PACK", "",
-     "Dense float32 and bfloat16 tensors travel packed, without loss: about a sixth fewer bytes, "
-     "more where many are zero, for some time of the CPU. 0: never. 1: always. -1: where the "
+     "Dense tensors and factors of float32 and bfloat16 travel packed, without loss: about a sixth "
+     "fewer bytes, of tensors more where many are zero, for some time of the CPU. 0: never. 1: "
+     "always. -1: where the "
      "kernel has seen fewer than 50 MB/s leave so far, from the second step on.",
      [](const std::string& t, Options& o) {
        const std::string expected = ParseInt(t, -1, o.pack);

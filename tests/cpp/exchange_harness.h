@@ -219,10 +219,12 @@ inline TensorSpec Spec(OpKind kind, ReduceOp op, DType dtype, Shape shape) {
 }
 
 // Members with an exchange each, for the whole tensor.
-inline std::vector<Member> MakeMembers(const TensorSpec& spec, int size, bool direct = false) {
+inline std::vector<Member> MakeMembers(const TensorSpec& spec, int size, bool direct = false,
+                                       bool pack = false) {
   std::vector<Member> members(static_cast<size_t>(size));
   for (Member& member : members) {
-    const ExchangeEnv env{0, direct ? 1 : 0, BestCpuLevel(), member.states.get()};
+    ExchangeEnv env{0, direct ? 1 : 0, BestCpuLevel(), member.states.get()};
+    env.pack = pack;
     auto exchange = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
     EXPECT_TRUE(exchange.ok()) << exchange.status().ToString();
     if (exchange.ok()) member.exchange = std::move(exchange).value();

@@ -309,6 +309,48 @@ INSTANTIATE_TEST_SUITE_P(All, ChainTest,
                                            ChainCase{"sigmoid"}, ChainCase{"gelu"},
                                            ChainCase{"gelu_tanh"}, ChainCase{"silu"}));
 
+TEST(FactorExchangeTest, PackedFactorsGiveTheSameBitsWithFewerBytes) {
+  const int size = 3;
+  const int64_t out = 24;
+  const int64_t in = 40;
+  const int64_t rows = 16;
+  for (const DType dtype : {DType::kFloat32, DType::kBFloat16, DType::kFloat64}) {
+    TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kAverage, dtype, {out * in});
+    spec.method = "factor;layer=24x40";
+    size_t sent[2] = {};
+    std::vector<std::byte> result[2];
+    for (const int pack : {0, 1}) {
+      std::mt19937 random(11);
+      std::vector<Member> members = MakeMembers(spec, size, false, pack == 1);
+      // Ranks need not agree: the rate of their lines may differ.
+      if (pack == 1) members[0] = std::move(MakeMembers(spec, 1)[0]);
+      std::vector<RankLayer> ranks(size);
+      for (size_t r = 0; r < size; ++r) {
+        RowsSegment segment;
+        segment.a = ranks[r].New(dtype, {rows, in}, random, 0.5, 1);
+        segment.d = ranks[r].New(dtype, {rows, out}, random, 0.5, 1);
+        ranks[r].input.rows = {segment};
+        ranks[r].input.output = ranks[r].New(dtype, {out, in}, random, 5, 6);
+        members[r].mine.layers = {ranks[r].input};
+      }
+      ExpectAllOk(
+          RunStep(members, dtype, {}, [&](int, int from, int, std::vector<std::byte>& bytes) {
+            if (from == 1) sent[pack] += bytes.size();
+          }));
+      for (const RankLayer& rank : ranks) {
+        const TensorView& got = rank.input.output;
+        if (result[pack].empty()) result[pack].assign(got.bytes(), got.bytes() + got.num_bytes());
+        EXPECT_EQ(std::memcmp(got.data, result[0].data(), got.num_bytes()), 0) << Name(dtype);
+      }
+    }
+    if (dtype == DType::kFloat64) {
+      EXPECT_EQ(sent[1], sent[0]);
+    } else {
+      EXPECT_LT(static_cast<double>(sent[1]), 0.9 * static_cast<double>(sent[0])) << Name(dtype);
+    }
+  }
+}
+
 TEST(FactorExchangeTest, AShareCutShortOrTooLongIsRefused) {
   std::mt19937 random(5);
   TensorSpec spec = Spec(OpKind::kAllReduce, ReduceOp::kSum, DType::kFloat32, {3 * 4 + 3});

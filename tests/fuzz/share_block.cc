@@ -22,22 +22,24 @@ void Check(int64_t count, ByteSpan bytes) {
 
     TensorView view{.dtype = sizeof(T) == 8 ? DType::kFloat64 : DType::kFloat32, .shape = {count}};
     view.data = values.data();
-    ShareWriter writer;
-    writer.Block(view);
-    GatherBuffer gathered;
-    writer.AppendTo(gathered);
-    Bytes share;
-    for (const ByteSpan piece : gathered.Pieces()) {
-      share.insert(share.end(), piece.begin(), piece.end());
+    for (const bool pack : {false, true}) {
+      ShareWriter writer(pack);
+      writer.Block(view);
+      GatherBuffer gathered;
+      writer.AppendTo(gathered);
+      Bytes share;
+      for (const ByteSpan piece : gathered.Pieces()) {
+        share.insert(share.end(), piece.begin(), piece.end());
+      }
+      ByteReader back(share);
+      const BlockView again = ReadBlock(back, count);
+      std::vector<T> decoded(values.size());
+      Require(back.AtEnd() && DecodeBlock(again, count, decoded.data()).ok(),
+              "our own block is refused");
+      Require(values.empty() ||
+                  std::memcmp(decoded.data(), values.data(), values.size() * sizeof(T)) == 0,
+              "no round trip");
     }
-    ByteReader back(share);
-    const BlockView again = ReadBlock(back, count);
-    std::vector<T> decoded(values.size());
-    Require(back.AtEnd() && DecodeBlock(again, count, decoded.data()).ok(),
-            "our own block is refused");
-    Require(values.empty() ||
-                std::memcmp(decoded.data(), values.data(), values.size() * sizeof(T)) == 0,
-            "no round trip");
   }
 }
 
@@ -56,7 +58,7 @@ void Run(ByteSpan input) {
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
   for (const DType dtype : kTypes) {
-    for (const size_t count : {0, 5, 100}) {
+    for (const size_t count : {0, 5, 100, 300}) {
       for (const size_t period : {1, 4}) {
         Bytes values(count * SizeOf(dtype));
         for (size_t i = 0; i < count; i += period) {
@@ -64,7 +66,7 @@ std::vector<Bytes> Seeds() {
         }
         TensorView view{.dtype = dtype, .shape = {static_cast<int64_t>(count)}};
         view.data = values.data();
-        ShareWriter writer;
+        ShareWriter writer(count == 300);
         writer.Block(view);
         writer.Block(view);
         GatherBuffer gathered;

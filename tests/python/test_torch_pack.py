@@ -1,4 +1,4 @@
-"""DAD_PACK: dense gradients travel packed, with the same bits and fewer bytes."""
+"""DAD_PACK: dense gradients and factors travel packed, with the same bits and fewer bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ hvd.init()
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(300, 200), torch.nn.ReLU(), torch.nn.Linear(200, 10))
 optimizer = hvd.DistributedOptimizer(
-    torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
+    torch.optim.SGD(model.parameters(), lr=0.1),
+    named_parameters=model.named_parameters(),
+    compression=getattr(hvd.Compression, sys.argv[2]),
 )
 torch.manual_seed(1 + hvd.rank())
 digest = hashlib.sha256()
@@ -54,23 +56,30 @@ with open(f"{{sys.argv[1]}}/{{hvd.rank()}}.json", "w") as file:
 """
 
 
+def run(folder, method, **environment):
+    """What the ranks wrote."""
+    command = [sys.executable, "-m", "dad.runner.cli", "-np", str(NUM_RANKS), sys.executable, "-c", JOB]
+    done = subprocess.run(
+        [*command, str(folder), method],
+        env=job_environment(**environment),
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
+
+
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory):
-    """What the ranks wrote, by the value of DAD_PACK."""
-    written = {}
-    for pack in ("0", "1"):
-        folder = tmp_path_factory.mktemp("pack")
-        command = [sys.executable, "-m", "dad.runner.cli", "-np", str(NUM_RANKS), sys.executable, "-c", JOB]
-        done = subprocess.run(
-            [*command, str(folder)],
-            env=job_environment(DAD_PACK=pack),
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
-        written[pack] = [json.loads((folder / f"{rank}.json").read_text()) for rank in range(NUM_RANKS)]
-    return written
+    """Of dense gradients, by the value of DAD_PACK."""
+    return {pack: run(tmp_path_factory.mktemp("pack"), "none", DAD_PACK=pack) for pack in ("0", "1")}
+
+
+@pytest.fixture(scope="module")
+def factor_jobs(tmp_path_factory):
+    """Of factors."""
+    return {pack: run(tmp_path_factory.mktemp("pack"), "dad", DAD_PACK=pack) for pack in ("0", "1")}
 
 
 def test_gradients_have_the_same_bits(jobs):
@@ -97,3 +106,11 @@ def test_the_plan_says_what_was_sent(jobs):
             assert rank["row"]["bytes"] == round(rank["tensor"]["wire_bytes_sent"] / STEPS)
     assert jobs["0"][0]["row"]["ratio"] == 1.0
     assert jobs["1"][0]["row"]["ratio"] > 1.1
+
+
+def test_factors_have_the_same_bits_with_fewer_bytes(factor_jobs):
+    assert len({rank["digest"] for ranks in factor_jobs.values() for rank in ranks}) == 1
+    for plain, packed in zip(factor_jobs["0"], factor_jobs["1"], strict=True):
+        assert plain["row"]["method"] == packed["row"]["method"] == "dad"
+        assert packed["tensor"]["wire_bytes_sent"] < 0.9 * plain["tensor"]["wire_bytes_sent"]
+        assert packed["row"]["bytes"] < 0.9 * plain["row"]["bytes"]

@@ -36,7 +36,7 @@ class DeviceFactorExchange final : public Exchange {
     stage_ = Stage::kCopying;
     replan_ = false;
     refusal_.Clear();
-    share_.emplace();
+    share_.emplace(env_.pack);
     sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
     if (input.mine == nullptr) return Status::Ok();
     if (input.mine->layers.size() != 1) {
