@@ -223,7 +223,10 @@ inline std::vector<Member> MakeMembers(const TensorSpec& spec, int size, bool di
                                        bool pack = false) {
   std::vector<Member> members(static_cast<size_t>(size));
   for (Member& member : members) {
-    ExchangeEnv env{0, direct ? 1 : 0, BestCpuLevel(), member.states.get()};
+    ExchangeEnv env;
+    env.direct_bytes = direct ? 1 : 0;
+    env.cpu_level = BestCpuLevel();
+    env.states = member.states.get();
     env.pack = pack;
     auto exchange = MakeExchange(spec, {0, NumElements(spec.shape)}, 1, env);
     EXPECT_TRUE(exchange.ok()) << exchange.status().ToString();
