@@ -3,14 +3,13 @@
 //   cmake --build build --target dad_linalg_bench && build/benchmarks/dad_linalg_bench
 //
 // An optional argument caps the CPU level: baseline, avx2 or avx512.
-#include <time.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <functional>
 #include <vector>
 
+#include "best_seconds.h"
 #include "codec/factor_wire.h"
 #include "codec/int_quantise.h"
 #include "codec/zero_mask.h"
@@ -24,25 +23,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-double ThreadMs() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return 1e3 * static_cast<double>(now.tv_sec) + 1e-6 * static_cast<double>(now.tv_nsec);
-}
-
-// CPU time, the best of several runs: what the machine can do, whatever else it is busy
-// with.
-double BestMs(const std::function<void()>& run) {
-  double best = 1e9, total = 0;
-  for (int i = 0; i < 40 && (i < 5 || total < 1500); ++i) {
-    const double begin = ThreadMs();
-    run();
-    const double ms = ThreadMs() - begin;
-    best = std::min(best, ms);
-    total += ms;
-  }
-  return best;
-}
+double BestMs(const std::function<void()>& run) { return 1e3 * BestSeconds(run); }
 
 Floats Random(int64_t count, uint64_t seed) {
   Floats x(static_cast<size_t>(count));

@@ -3,8 +3,6 @@
 //   cmake --build build --target dad_pack_bench && build/benchmarks/dad_pack_bench [FILE...]
 //
 // A file has float32 values, such as a gradient's; without one the values are made up.
-#include <time.h>
-
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
