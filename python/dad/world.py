@@ -58,6 +58,8 @@ class World:
     # torchrun may run several agents on one host, each with local ranks of its own.
     agent: str = ""
     start_timeout: float = 60.0
+    # This rank's share of the cores of its host, if the ranks have told each other what they may use.
+    threads: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -301,6 +303,7 @@ def open_world() -> dict[str, Any]:
     `generation` counts the calls in this process: all ranks call init() equally often.
     """
     global _session
+    from dad import threads
     from dad.runner.meeting import meet
 
     with _session_lock:
@@ -323,5 +326,6 @@ def open_world() -> dict[str, Any]:
         "rendezvous": met.rendezvous,
         "generation": str(generation),
         "transport": met.transport,
+        "threads": threads.choose(met, os.environ),
         "plugin_dir": str(Path(__file__).parent / "_lib"),
     }

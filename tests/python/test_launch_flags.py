@@ -75,7 +75,7 @@ def test_flags_become_variables_of_both_names():
         ),
         *("--timeline-filename", "t.json", "--log-level", "debug", "--log-without-timestamp", "--autotune"),
         *("--gloo-timeout-seconds", "7", "--start-timeout", "11", "--no-hierarchical-allreduce", "--tcp"),
-        *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan"),
+        *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan", "--threads-per-rank", "3"),
     )
     assert args.command == ["python", "train.py", "--verbose"]
     assert not args.verbose
@@ -106,6 +106,7 @@ def test_flags_become_variables_of_both_names():
         "DAD_COMPRESSION": "rank_dad:rank=4",
         "DAD_REPORT": "r.json",
         "DAD_PLAN": "1",
+        "DAD_THREADS_PER_RANK": "3",
     }
 
 
@@ -137,7 +138,7 @@ def test_config_file_fills_what_no_flag_has_set(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(
         "controller: mpi\n"
-        "params: {fusion_threshold_mb: 8, cycle_time_ms: 3}\n"
+        "params: {fusion_threshold_mb: 8, cycle_time_ms: 3, threads_per_rank: 2}\n"
         "autotune: {enabled: true, log_file: a.csv}\n"
         "timeline: {filename: t.json, mark_cycles: true}\n"
         "stall_check: {enabled: false, warning_time_seconds: 5}\n"
@@ -150,6 +151,7 @@ def test_config_file_fills_what_no_flag_has_set(tmp_path):
     assert args.controller == "mpi"
     assert variables["DAD_CYCLE_TIME_MS"] == "1"
     assert variables["DAD_FUSION_BYTES"] == str(8 << 20)
+    assert variables["DAD_THREADS_PER_RANK"] == "2"
     assert variables["DAD_AUTOTUNE_LOG"] == "a.csv"
     assert variables["HOROVOD_TIMELINE_MARK_CYCLES"] == "1"
     assert variables["DAD_STALL_CHECK_DISABLE"] == "1"
@@ -192,6 +194,7 @@ def test_elastic_flags_give_one_clear_line(capsys, flags):
         (["-np", "1", "--compression", "gzip", "true"], "no method 'gzip'"),
         (["-np", "1", "--compression", "rank_dad:rank=0", "true"], "rank=0"),
         (["-np", "1", "--cache-capacity", "-5", "true"], "--cache-capacity -5"),
+        (["-np", "1", "--threads-per-rank", "0", "true"], "--threads-per-rank 0: expected a whole number"),
         (["-np", "1", "--start-timeout", "-1", "true"], "--start-timeout -1"),
         (["-np", "1", "--report", "/nowhere/report", "true"], "/nowhere/report"),
         (["-np", "1", "--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),

@@ -112,6 +112,13 @@ def _add_dad(group: argparse._ArgumentGroup) -> None:
         "against NCCL on all GPUs, or on -np of them",
     )
     add("--report", metavar="FILE", help="bytes and times at exit (DAD_REPORT)")
+    add(
+        "--threads-per-rank",
+        type=int,
+        metavar="N",
+        help="threads of torch, TensorFlow and dad in each rank (default: the ranks of a host share the "
+        "cores that they may use; OMP_NUM_THREADS, MKL_NUM_THREADS and TF_NUM_INTRAOP_THREADS are kept)",
+    )
     add("--plan", action="store_const", const=True, help="print the plan after the first steps (DAD_PLAN)")
 
 

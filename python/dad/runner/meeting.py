@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dad.runner import network
+from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
 from dad.runner.rendezvous import RendezvousServer
 from dad.world import Meeting, World, WorldError
@@ -212,9 +213,19 @@ def _own_addresses(world: World) -> list[str]:
 
 
 def _take_seats(world: World, store: _Store, deadline: float) -> World:
-    """Every rank tells its host; so each learns its place among those of its host and across hosts."""
-    host = world.hostname if world.has_named_host else network.machine_identity()
-    seat = {"host": f"{host} {world.agent}".strip(), "local_rank": world.local_rank, "name": world.hostname}
+    """Every rank tells its host; so each learns its place among those of its host and across hosts.
+
+    It also tells which cores it may use, so that ranks that share a machine can divide them.
+    """
+    machine = network.machine_identity()
+    host = world.hostname if world.has_named_host else machine
+    seat = {
+        "host": f"{host} {world.agent}".strip(),
+        "local_rank": world.local_rank,
+        "name": world.hostname,
+        "machine": machine,
+        "cores": usable_cores(),
+    }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
     for rank in range(world.size):
@@ -222,6 +233,8 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
+    neighbours = [seat["cores"] for seat in seats if seat["machine"] == machine]
+    world = replace(world, threads=share_of_cores(seat["cores"], neighbours))
     return _avoid_loopback(place_among(world, seats), seats)
 
 

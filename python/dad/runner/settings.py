@@ -52,6 +52,12 @@ def _whole(value: Any) -> str:
     return str(value)
 
 
+def _count(value: Any) -> str:
+    if _whole(value) == "0":
+        raise ValueError("expected a whole number of at least 1")
+    return str(value)
+
+
 def _mib(value: Any) -> str:
     return str(int(float(_number(value)) * _MIB))
 
@@ -192,6 +198,7 @@ SETTINGS = (
         _not,
     ),
     Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"), text=_number),
+    Setting("threads_per_rank", ("DAD_THREADS_PER_RANK",), "params", "threads_per_rank", _count),
     Setting("compression", ("DAD_COMPRESSION",), text=_method),
     Setting("report", ("DAD_REPORT",), text=_file),
     Setting("plan", ("DAD_PLAN",), text=_flag),
