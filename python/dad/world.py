@@ -235,6 +235,8 @@ def _from_torchrun(variables: _Variables) -> World | None:
         return world
     host = variables.needed_text("torchrun", "MASTER_ADDR")
     port = variables.needed("torchrun", "MASTER_PORT")
+    if not 0 < port < 65536:
+        raise WorldError(f"MASTER_PORT={port}: expected a port from 1 to 65535")
     run = variables.text("TORCHELASTIC_RUN_ID") or ""
     attempt = variables.text("TORCHELASTIC_RESTART_COUNT") or "0"
     token = f"torchrun {host}:{port} {run} {attempt} {world.size}"

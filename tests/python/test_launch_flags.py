@@ -1,5 +1,8 @@
 """What dadrun makes of its flags: hosts, variables, mpirun's command. Starts nothing."""
 
+import os
+import socket
+
 import pytest
 
 from dad.runner import network
@@ -7,7 +10,7 @@ from dad.runner.cli import main
 from dad.runner.errors import LaunchError
 from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
-from dad.runner.launch import LaunchPlan, Network
+from dad.runner.launch import LaunchPlan, Network, start_server
 from dad.runner.mpi import MpiJob, mpi_environment, mpich_command, openmpi_command
 from dad.runner.remote import exportable
 from dad.runner.settings import read_config_file, variables_from
@@ -207,6 +210,20 @@ def test_mistakes_say_what_to_type(capsys, args, text):
     assert text in error
 
 
+def test_working_directory_that_is_gone_is_one_clear_line(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        assert main(["-np", "1", "true"]) == 2
+    finally:
+        os.chdir(tmp_path)
+    assert capsys.readouterr().err == (
+        "dadrun: the working directory has been deleted; cd to one that exists\n"
+    )
+
+
 @pytest.mark.parametrize("number", ["-1", "inf", "nan", "many"])
 def test_a_flag_out_of_range_is_refused_by_name(capsys, number):
     with pytest.raises(SystemExit) as exit:
@@ -240,6 +257,7 @@ def test_command_for_open_mpi():
     assert "--mca btl_tcp_if_include eth0" in text
     ssh = command[command.index("plm_rsh_args") + 1]
     assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+    assert "StrictHostKeyChecking=accept-new" in ssh
 
 
 def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
@@ -254,6 +272,15 @@ def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
         mpi_job({"OMPI_MCA_btl_tcp_if_include": "eth1"}),
     ):
         assert "10.0.0.0/24" not in " ".join(openmpi_command(job))
+
+
+def test_server_listens_only_on_the_address_that_the_ranks_use():
+    with start_server(Network(["a"], "127.0.0.2", None)) as server:
+        socket.create_connection(("127.0.0.2", server.port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    with pytest.raises(LaunchError, match="cannot listen on 192.0.2.1.*--network-interfaces"):
+        start_server(Network(["a"], "192.0.2.1", None))
 
 
 def test_subnet_is_one_that_has_all_hosts(monkeypatch):
@@ -285,5 +312,6 @@ def test_command_for_mpich():
     assert text == "mpirun -np 3 -hosts a:2,b:1 -prepend-rank -bind-to core -iface eth0 python x.py"
     ssh = environment["HYDRA_LAUNCHER_EXTRA_ARGS"]
     assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+    assert "StrictHostKeyChecking=accept-new" in ssh
     # Without an interface the others call back at the address that they can reach.
     assert " -localhost 10.0.0.9 " in " ".join(mpich_command(mpi_job({})))

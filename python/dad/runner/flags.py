@@ -87,6 +87,12 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     which.add_argument("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    group.add_argument(
+        "--ssh-strict-host-key-checking",
+        choices=("yes", "accept-new", "no"),
+        default="accept-new",
+        help="host keys that ssh accepts: known ones only, new ones too (default), or any, also changed ones",
+    )
     group.add_argument("--network-interfaces", metavar="A,B", help="interfaces that ranks use to talk")
     group.add_argument(
         "--network-interface", action="append", metavar="A", help="one interface; may be given several times"

@@ -48,11 +48,6 @@ class Network:
     address: str
     interfaces: str | None
 
-    @property
-    def bind_address(self) -> str:
-        """A job of this machine alone is nobody else's business."""
-        return "" if self.remote_hosts else _LOOPBACK
-
 
 def plan_network(hosts: list[str], interfaces: str | None) -> Network:
     remote_hosts = [host for host in dict.fromkeys(hosts) if not network.is_local(host)]
@@ -74,11 +69,19 @@ def launch(plan: LaunchPlan, server: RendezvousServer | None = None) -> int:
 
     A `server` that is given must be reachable from all hosts; it is not stopped.
     """
+    working_directory()
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
     with serving(server, net) as port:
         return Job(_start_all(plan, slots, net, port)).run()
+
+
+def working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the working directory has been deleted; cd to one that exists") from error
 
 
 @contextlib.contextmanager
@@ -87,8 +90,19 @@ def serving(server: RendezvousServer | None, net: Network) -> Iterator[int]:
     if server is not None:
         yield server.port
         return
-    with RendezvousServer(net.bind_address) as own:
+    with start_server(net) as own:
         yield own.port
+
+
+def start_server(net: Network) -> RendezvousServer:
+    """Only on the address that the ranks use."""
+    try:
+        return RendezvousServer(net.address)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen on {net.address}, where the ranks would look for us: {error.strerror}; "
+            "name another interface with --network-interfaces"
+        ) from error
 
 
 def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
@@ -148,7 +162,7 @@ def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> 
 
 
 def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool) -> RankProcess:
-    cwd = os.getcwd()
+    cwd = working_directory()
     out: BinaryIO | None = None
     err: BinaryIO | None = None
     if plan.output_dir is not None:

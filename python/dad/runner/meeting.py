@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,10 +21,13 @@ from urllib.parse import urlsplit
 from dad.runner import network
 from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
+from dad.runner.output import ranges
 from dad.runner.rendezvous import RendezvousServer
 from dad.world import Meeting, World, WorldError
 
 _SEATS = "dad_seats"
+# Ranks that have not come after so long are named.
+_PATIENCE_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 # Keeps the server of rank 0 alive.
 _servers: list[RendezvousServer] = []
@@ -81,11 +85,11 @@ def _open(url: str) -> _Store:
     return _FileStore(url) if url.startswith("file://") else KeyValueClient(url)
 
 
-def _serve(ports: tuple[int, ...], token: str) -> RendezvousServer:
-    """On the first of these ports that is free."""
+def _serve(host: str, ports: tuple[int, ...], token: str) -> RendezvousServer:
+    """On this address, "" for all, and the first of these ports that is free."""
     for port in ports:
         try:
-            server = RendezvousServer(port=port, token=token)
+            server = RendezvousServer(host, port, token)
         except OSError:
             continue
         _servers.append(server)
@@ -112,10 +116,10 @@ def _until(deadline: float, ask: Callable[[], _Answer | None], what: str) -> _An
 def _meet_at_ports(world: World, deadline: float) -> World:
     meeting = world.meeting
     if world.rank == 0:
-        port = _serve(meeting.ports, meeting.token).port
-        url = f"http://{meeting.host}:{port}"
-        # Our own server is asked at the loopback address: the name may stand for a proxy.
-        seats = KeyValueClient(f"http://127.0.0.1:{port}")
+        server = _serve(network.serving_address(meeting.host), meeting.ports, meeting.token)
+        url = f"http://{meeting.host}:{server.port}"
+        # Our own server is asked where it listens: the name may stand for a proxy.
+        seats = KeyValueClient(f"http://{server.host}:{server.port}")
         return _take_seats(replace(world, rendezvous=url), seats, deadline)
     while True:
         url = _until(
@@ -158,7 +162,7 @@ def _meet_through_agent(world: World, deadline: float) -> str:
         key = f"dad/rendezvous/{meeting.token}"
         if world.rank == 0:
             # The agent of rank 0 is the one at MASTER_ADDR.
-            port = _serve((0,), meeting.token).port
+            port = _serve(network.serving_address(meeting.host), (0,), meeting.token).port
             store.set(key, f"http://{meeting.host}:{port}")
         return str(store.get(key).decode())
     except RuntimeError as error:
@@ -170,8 +174,10 @@ def _meet_through_mpi(world: World, deadline: float) -> str:
     message = ""
     if world.rank == 0:
         token = secrets.token_hex(8)
-        port = _serve((0,), token).port
-        message = " ".join([token, *(f"http://{address}:{port}" for address in _own_addresses(world))])
+        addresses = _own_addresses(world)
+        # Which of several the other hosts can reach shows only when they try.
+        port = _serve(addresses[0] if len(addresses) == 1 else "", (0,), token).port
+        message = " ".join([token, *(f"http://{address}:{port}" for address in addresses)])
     token, *urls = _mpi_bootstrap()(message).split()
 
     def first_to_answer() -> str | None:
@@ -205,7 +211,7 @@ def _own_addresses(world: World) -> list[str]:
     wanted = (os.environ.get("DAD_GLOO_IFACE") or os.environ.get("HOROVOD_GLOO_IFACE") or "").split(",")
     found = network.interface_addresses()
     others = [name for name in found if not found[name].startswith("127.")]
-    order = [name for name in wanted if name in found] + others
+    order = [name for name in wanted if name in found] or others
     return list(dict.fromkeys(found[name] for name in order)) or ["127.0.0.1"]
 
 
@@ -228,14 +234,33 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
     }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
+    patient_until = time.monotonic() + _PATIENCE_SECONDS
     for rank in range(world.size):
         try:
+            if patient_until < deadline:
+                try:
+                    seats.append(json.loads(store.wait(_SEATS, str(rank), patient_until)))
+                    continue
+                except TimeoutError:
+                    patient_until = deadline
+                    _name_missing(world, store, deadline)
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
     neighbours = [seat["cores"] for seat in seats if seat["machine"] == machine]
     world = replace(world, threads=share_of_cores(seat["cores"], neighbours))
     return _avoid_loopback(place_among(world, seats), seats)
+
+
+def _name_missing(world: World, store: _Store, deadline: float) -> None:
+    """One line of the lowest rank that has come."""
+    missing = [rank for rank in range(world.size) if store.get(_SEATS, str(rank)) is None]
+    if missing and world.rank == min(set(range(world.size)) - set(missing)):
+        noun = "ranks" if len(missing) > 1 else "rank"
+        sys.stderr.write(
+            f"[dad rank {world.rank}] still waiting for {noun} {ranges(missing)} of {world.size} to call "
+            f"init(); giving up in {deadline - time.monotonic():.0f} s (DAD_START_TIMEOUT)\n"
+        )
 
 
 def place_among(world: World, seats: list[dict[str, Any]]) -> World:

@@ -14,7 +14,14 @@ from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
 from dad.runner.job import Job, RankProcess
-from dad.runner.launch import LaunchPlan, Network, interface_variables, plan_network, serving
+from dad.runner.launch import (
+    LaunchPlan,
+    Network,
+    interface_variables,
+    plan_network,
+    serving,
+    working_directory,
+)
 from dad.runner.output import RankStream, bytes_of
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
@@ -60,7 +67,7 @@ def launch_with_mpirun(
             label="mpirun",
             host="localhost",
             remote=False,
-            process=remote.start_local(command, environment, os.getcwd()),
+            process=remote.start_local(command, environment, working_directory()),
             stdout=RankStream(0, "stdout", bytes_of(sys.stdout), prefix=False),
             stderr=RankStream(0, "stderr", bytes_of(sys.stderr), prefix=False),
         )

@@ -12,6 +12,17 @@ TAIL_LINES = 20
 MAX_LINE_BYTES = 1 << 16
 
 
+def ranges(numbers: list[int]) -> str:
+    """`0-3, 5` for 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+
+
 class ByteSink(Protocol):
     def write(self, data: bytes, /) -> object: ...
     def flush(self) -> object: ...

@@ -123,11 +123,11 @@ class _Server(http.server.ThreadingHTTPServer):
 class RendezvousServer:
     """A key-value server on a thread of its own.
 
-    `host` "" means all IPv4 addresses; `port` 0 means any free one. Raises OSError if the
-    port is taken.
+    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. Raises OSError
+    if the port is taken.
     """
 
-    def __init__(self, host: str = "", port: int = 0, token: str = "") -> None:
+    def __init__(self, host: str, port: int = 0, token: str = "") -> None:
         self._server = _Server((host, port))
         self._server.put(HELLO_SCOPE, HELLO_KEY, token.encode())
         self._pid = os.getpid()
@@ -139,6 +139,12 @@ class RendezvousServer:
         )
         self._thread.start()
         _living.add(self)
+
+    @property
+    def host(self) -> str:
+        """An address at which this process itself reaches the server."""
+        host = str(self._server.server_address[0])
+        return "127.0.0.1" if host == "0.0.0.0" else host
 
     @property
     def port(self) -> int:
