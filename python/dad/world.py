@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -58,6 +60,8 @@ class World:
     # torchrun may run several agents on one host, each with local ranks of its own.
     agent: str = ""
     start_timeout: float = 60.0
+    # Of the whole job, for reports; the same on all ranks.
+    job: str = ""
     # This rank's share of the cores of its host, if the ranks have told each other what they may use.
     threads: int | None = None
 
@@ -143,6 +147,7 @@ def _finish(world: World, variables: _Variables) -> World:
         has_named_host=named_host is not None,
         transport=(variables.text("DAD_TRANSPORT", "HOROVOD_CPU_OPERATIONS") or default_transport).lower(),
         start_timeout=_start_timeout(variables),
+        job=variables.text("DAD_JOB_ID") or "",
     )
 
 
@@ -297,6 +302,16 @@ class _Session:
 
 _session = _Session()
 _session_lock = threading.Lock()
+
+
+def new_job_id() -> str:
+    """Tells jobs apart, and sorts by their start: `20261118-162233-5f3a9c`."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(3)
+
+
+def job_id() -> str:
+    """Of the job that this process has met last."""
+    return "" if _session.met is None else _session.met.job
 
 
 def open_world() -> dict[str, Any]:

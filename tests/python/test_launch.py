@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
@@ -352,6 +353,11 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path):
     assert f"dadrun: {report} has the report of 2 ranks, up to their end\n" in job.stderr.read()
     ranks = [json.loads(line) for line in report.read_text().splitlines()[1:]]
     assert sorted((rank["rank"], rank["ended_by"]) for rank in ranks) == [(0, "SIGTERM"), (1, "SIGTERM")]
+    (job_id,) = {rank["job"] for rank in ranks}
+    assert job_id
+    for rank in ranks:
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(rank["time"])
+        assert abs(age.total_seconds()) < 3600
     assert all("wire_bytes_sent" in rank["stats"] for rank in ranks)
 
 
@@ -408,6 +414,10 @@ def test_child_ends_its_rank_after_silence():
 
 def test_version_and_check_build_work_without_a_build():
     assert dadrun("--version").stdout.strip() == dad.__version__
+    command = [sys.executable, "-m", "dad.cli", "--version"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == dad.__version__
+    assert Path(dad.__file__).with_name("py.typed").exists()
     done = dadrun("--check-build")
     assert done.returncode == 0
     for word in (

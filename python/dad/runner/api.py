@@ -70,7 +70,8 @@ def run(
     hostfile all ranks run here. The output of the ranks is shown as dadrun shows it. An exception
     of a rank is raised here; its cause tells rank and traceback. env replaces os.environ as the
     ranks' environment; ssh_strict_host_key_checking is ssh's option of that name. The other names, their
-    order and meaning are those of horovod.run; disable_cache and use_gloo are accepted and change nothing, np is another name for num_proc.
+    order and meaning are those of horovod.run. disable_cache and use_gloo are accepted and change nothing;
+    np is another name for num_proc.
     """
     elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     if any(value is not None for value in (*elastic, min_np, max_np)):

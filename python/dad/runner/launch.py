@@ -17,6 +17,7 @@ from dad.runner.job import Job, RankProcess
 from dad.runner.output import RankStream, bytes_of, open_copies
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions, check_hosts
+from dad.world import new_job_id
 
 DEFAULT_START_TIMEOUT_SECONDS = 30.0
 _LOOPBACK = "127.0.0.1"
@@ -148,6 +149,7 @@ def interface_variables(net: Network, environment: dict[str, str], given: bool) 
 def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> list[RankProcess]:
     base = {**plan.environment, **plan.variables}
     base.update(interface_variables(net, base, given=plan.interfaces is not None))
+    base.setdefault("DAD_JOB_ID", new_job_id())
     started: list[RankProcess] = []
     try:
         for slot in slots:

@@ -23,9 +23,10 @@ from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
 from dad.runner.output import ranges
 from dad.runner.rendezvous import RendezvousServer
-from dad.world import Meeting, World, WorldError
+from dad.world import Meeting, World, WorldError, new_job_id
 
 _SEATS = "dad_seats"
+_JOB = "dad_job"
 # Ranks that have not come after so long are named.
 _PATIENCE_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
@@ -65,20 +66,37 @@ def meet(world: World) -> World:
     """The same world with a rendezvous address, and with no place left open."""
     deadline = time.monotonic() + world.start_timeout
     try:
-        if world.meeting.how == "ports":
-            return _meet_at_ports(world, deadline)
-        if world.meeting.how == "torchelastic":
-            world = replace(world, rendezvous=_meet_through_agent(world, deadline))
-        elif world.meeting.how == "mpi":
-            world = replace(world, rendezvous=_meet_through_mpi(world, deadline))
-        if world.is_complete:
-            return world
-        return _take_seats(world, _open(world.rendezvous), deadline)
+        return _name_job(_meet(world, deadline), deadline)
     except (TimeoutError, OSError, http.client.HTTPException) as error:
         raise WorldError(
             f"rank {world.rank} of {world.size} ({world.launcher}) did not meet the others within "
             f"{world.start_timeout:g} s: {error}. Are all ranks running? DAD_START_TIMEOUT=S waits longer"
         ) from error
+
+
+def _meet(world: World, deadline: float) -> World:
+    if world.meeting.how == "ports":
+        return _meet_at_ports(world, deadline)
+    if world.meeting.how == "torchelastic":
+        world = replace(world, rendezvous=_meet_through_agent(world, deadline))
+    elif world.meeting.how == "mpi":
+        world = replace(world, rendezvous=_meet_through_mpi(world, deadline))
+    if world.is_complete:
+        return world
+    return _take_seats(world, _open(world.rendezvous), deadline)
+
+
+def _name_job(world: World, deadline: float) -> World:
+    """dadrun has named it, or the ranks when they took their seats; else rank 0 does."""
+    if world.job:
+        return world
+    if world.rank == 0:
+        world = replace(world, job=new_job_id())
+        if world.size > 1:
+            _open(world.rendezvous).put(_JOB, "id", world.job.encode())
+    elif os.environ.get("DAD_REPORT"):
+        world = replace(world, job=_open(world.rendezvous).wait(_JOB, "id", deadline).decode())
+    return world
 
 
 def _open(url: str) -> _Store:
@@ -231,6 +249,7 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
         "name": world.hostname,
         "machine": machine,
         "cores": usable_cores(),
+        "job": world.job or new_job_id(),
     }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
@@ -248,7 +267,7 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
     neighbours = [seat["cores"] for seat in seats if seat["machine"] == machine]
-    world = replace(world, threads=share_of_cores(seat["cores"], neighbours))
+    world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0]["job"])
     return _avoid_loopback(place_among(world, seats), seats)
 
 

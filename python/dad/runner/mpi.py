@@ -25,6 +25,7 @@ from dad.runner.launch import (
 from dad.runner.output import RankStream, bytes_of
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
+from dad.world import new_job_id
 
 # Places of an outer job, which would be taken for those of this one.
 _PLACE = re.compile(r"(DAD|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)|(OMPI|PMI|PMIX|PRTE)_.*|MPI_LOCAL.*")
@@ -92,6 +93,7 @@ def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]
         name: value for name, value in base.items() if name.startswith(settings) or not _PLACE.fullmatch(name)
     }
     environment.update(interface_variables(net, environment, given=plan.interfaces is not None))
+    environment.setdefault("DAD_JOB_ID", new_job_id())
     environment["DAD_RENDEZVOUS"] = f"http://{net.address}:{port}"
     environment.setdefault("DAD_TRANSPORT", "mpi")
     environment["HOROVOD_CONTROLLER"] = environment["HOROVOD_CPU_OPERATIONS"] = "mpi"
