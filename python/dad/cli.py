@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from dad._version import __version__
+from dad.suggest import Parser
 
 OVERLAY = Path(__file__).parent / "_overlay"
 
@@ -19,7 +20,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dad",
         description="Small tools around dad; dadrun (dadrun --help) starts jobs.",
         allow_abbrev=False,

@@ -17,6 +17,7 @@ import dad
 from dad.runner.job import Job, RankProcess
 from dad.runner.output import RankStream
 from dad.runner.remote import CHILD
+from dad.runner.tracebacks import TracebackFolder
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 DADRUN = [sys.executable, "-m", "dad.runner.cli"]
@@ -113,6 +114,63 @@ def test_every_line_has_a_prefix_however_it_arrives(pieces):
     assert list(stream.tail) == ["a", "b", "c", "d"]
 
 
+TRACEBACK = b"Traceback (most recent call last):\n  File 'x', line 1\nValueError: no luck\n"
+CHAINED = TRACEBACK + b"\nDuring handling of the above exception, another exception occurred:\n\n" + TRACEBACK
+
+
+def streams_with_tracebacks(*texts):
+    sink, folder = Sink(), TracebackFolder(hold_seconds=0)
+    streams = [RankStream(rank, "stderr", sink, tracebacks=folder) for rank in range(len(texts))]
+    for stream, text in zip(streams, texts, strict=True):
+        stream.feed(text)
+    return sink, folder, streams
+
+
+def labelled(label, text):
+    return b"".join(b"[%s]<stderr>:%s" % (label, line) for line in text.splitlines(keepends=True))
+
+
+def test_equal_tracebacks_are_shown_once_and_others_as_they_are():
+    sink, folder, streams = streams_with_tracebacks(
+        b"hello\n" + TRACEBACK, CHAINED, TRACEBACK + b"bye 2\n", TRACEBACK + b"bye\n", TRACEBACK + b"bye\n"
+    )
+    assert sink.data == b"[0]<stderr>:hello\n"
+    folder.show_all(first=streams[1])
+    shown = labelled(b"1", CHAINED) + labelled(b"0, 2-4", TRACEBACK)
+    shown += labelled(b"2", b"bye 2\n") + labelled(b"3-4", b"bye\n")
+    assert sink.data == b"[0]<stderr>:hello\n" + shown
+    assert folder.ranks_with(streams[3]) == [0, 2, 3, 4]
+    assert folder.ranks_with(streams[1]) == [1]
+
+
+def test_traceback_of_a_rank_that_goes_on_is_not_kept_back():
+    sink, folder, (stream,) = streams_with_tracebacks(TRACEBACK + b"caught\n")
+    folder.show_due()
+    stream.feed(b"next\n")
+    assert sink.data == labelled(b"0", TRACEBACK + b"caught\nnext\n")
+
+
+def test_ranks_that_fail_alike_are_named_together(tmp_path):
+    # All have come before one raises, and all have raised before one ends, which would stop the others.
+    script = (
+        "import os, pathlib, sys, time, traceback\n"
+        "def meet(what):\n"
+        f"    folder = pathlib.Path({str(tmp_path)!r})\n"
+        "    (folder / (what + '.' + os.environ['DAD_RANK'])).touch()\n"
+        "    while len(list(folder.glob(what + '.*'))) < 3: time.sleep(0.01)\n"
+        "meet('before')\n"
+        "try: raise ValueError('no luck')\n"
+        "except ValueError: traceback.print_exc()\n"
+        "meet('after')\n"
+        "sys.exit(1)\n"
+    )
+    done = dadrun("-np", "3", sys.executable, "-c", script)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 2  # and once more in the summary
+    assert "[0-2]<stderr>:ValueError: no luck\n" in done.stderr
+    assert "the same on ranks 0-2:\n    Traceback" in done.stderr
+
+
 def test_line_without_an_end_does_not_pile_up():
     sink = Sink()
     stream = RankStream(0, "stdout", sink, prefix=False)
@@ -161,6 +219,7 @@ def test_one_failure_ends_all_and_is_explained(how, code, text):
     assert text in block
     assert "    hm" in block
     assert "the other 2 ranks were stopped" in block
+    assert ("run on localhost: dmesg -T | grep -i 'killed process'" in block) == (code == 137)
     assert marked_processes(mark) == []
 
 

@@ -224,6 +224,23 @@ def test_working_directory_that_is_gone_is_one_clear_line(capsys, tmp_path, monk
     )
 
 
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--compresion=fp16", "--compression"), ("--thread-per-rank", "--threads-per-rank")]
+)
+def test_unknown_flag_suggests_the_nearest(capsys, flag, meant):
+    with pytest.raises(SystemExit) as exit:
+        main(["-np", "1", flag, "true"])
+    assert exit.value.code == 2
+    assert f"unrecognized arguments: {flag} (did you mean {meant}?)" in capsys.readouterr().err
+
+
+def test_unknown_key_of_the_config_file_suggests_the_nearest(tmp_path):
+    for text, meant in (("parms: {}", "params"), ("params: {cycle_time: 1}", "cycle_time_ms")):
+        (tmp_path / "c").write_text(text)
+        with pytest.raises(LaunchError, match=rf"did you mean {meant}\?"):
+            read_config_file(parse("--config-file", str(tmp_path / "c")))
+
+
 @pytest.mark.parametrize("number", ["-1", "inf", "nan", "many"])
 def test_a_flag_out_of_range_is_refused_by_name(capsys, number):
     with pytest.raises(SystemExit) as exit:

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from dad.runner.settings import LOG_LEVELS
+from dad.suggest import Parser
 
 _EPILOG = """\
 examples:
@@ -25,7 +26,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dadrun",
         usage="dadrun -np N [-H host:slots,…] [options] command [arguments]",
         description="Starts one process per rank, shows their output, and ends them together.",

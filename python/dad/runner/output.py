@@ -7,6 +7,8 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
+from dad.runner.tracebacks import TracebackFolder, begins
+
 TAIL_LINES = 20
 # A line without an end is passed on in pieces of this size.
 MAX_LINE_BYTES = 1 << 16
@@ -58,9 +60,13 @@ class RankStream:
         prefix: bool = True,
         timestamps: bool = False,
         copy: BinaryIO | None = None,
+        tracebacks: TracebackFolder | None = None,
     ) -> None:
+        self.rank = rank
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._label = f"[{rank}]<{name}>:" if prefix else ""
+        self._name = name
+        self._prefix = prefix
+        self._tracebacks = tracebacks
         self._timestamps = timestamps and prefix
         self._destination = destination
         self._copy = copy
@@ -90,14 +96,27 @@ class RankStream:
             self._copy = None
 
     def _emit(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        stamp = time.asctime() if self._timestamps else ""
-        label = (stamp + self._label).encode()
         for line in lines:
             text = line.rstrip(b"\r\n")
             if text:
                 self.tail.append(text.decode(errors="replace"))
+        folder = self._tracebacks
+        if folder is not None:
+            shown = []
+            for line in lines:
+                if folder.holds(self) or begins(line):
+                    folder.hold(self, line)
+                else:
+                    shown.append(line)
+            lines = shown
+        self.write(lines, [self.rank])
+
+    def write(self, lines: list[bytes], ranks: list[int]) -> None:
+        """Lines of these ranks, with their prefix."""
+        if not lines:
+            return
+        stamp = time.asctime() if self._timestamps else ""
+        label = f"{stamp}[{ranges(ranks)}]<{self._name}>:".encode() if self._prefix else b""
         self._destination.write(b"".join(label + line for line in lines))
         self._destination.flush()
 

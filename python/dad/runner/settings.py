@@ -15,6 +15,7 @@ from typing import Any
 
 from dad.compression import parse
 from dad.runner.errors import LaunchError
+from dad.suggest import nearest
 
 _MIB = 1 << 20
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -244,14 +245,18 @@ def read_config_file(args: argparse.Namespace) -> None:
     for group, entries in config.items():
         if group not in groups:
             known = ", ".join(["controller", *groups])
-            raise LaunchError(f"{args.config_file}: unknown group {group!r}; the groups are {known}")
+            hint = nearest(str(group), groups)
+            raise LaunchError(f"{args.config_file}: unknown group {group!r}{hint}; the groups are {known}")
         if not isinstance(entries or {}, dict):
             raise LaunchError(f"{args.config_file}: {group}: {entries}; expected entries such as key: value")
         for key, value in (entries or {}).items():
             row = rows.get((group, key))
             if row is None:
-                known = ", ".join(key for name, key in rows if name == group)
-                raise LaunchError(f"{args.config_file}: unknown key {group}.{key}; {group} has {known}")
+                keys = [key for name, key in rows if name == group]
+                hint = nearest(str(key), keys)
+                raise LaunchError(
+                    f"{args.config_file}: unknown key {group}.{key}{hint}; {group} has {', '.join(keys)}"
+                )
             if value is not None:
                 _text(row, value, f"{args.config_file}: {group}.{key}:")
             if getattr(args, row.argument) is None:
