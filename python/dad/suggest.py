@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 
-def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean rank_dad?)`, or nothing if no known name is close."""
-    found = difflib.get_close_matches(word, list(known), n=1)
+def nearest(word: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """` (did you mean rank_dad?)`, or nothing if no known name is close (cutoff: 1 means equal)."""
+    found = difflib.get_close_matches(word, list(known), n=1, cutoff=cutoff)
     return f" (did you mean {found[0]}?)" if found else ""
 
 

@@ -6,7 +6,13 @@ test compares the page with the names that the code mentions.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
+
+from dad.suggest import nearest
+
+# One or two letters of a name may be wrong.
+_CLOSE = 0.9
 
 
 class Variable(NamedTuple):
@@ -118,6 +124,17 @@ NOT_SETTINGS = {
     "HOROVOD_NUM_NCCL_STREAMS": _PASSED_ON,
     "HOROVOD_THREAD_AFFINITY": _PASSED_ON,
 }
+
+
+def misspelt(names: Iterable[str]) -> list[str]:
+    """A message for each variable that dad does not know, but that looks like one that it does."""
+    known = {name for rows in sections().values() for row in rows for name in row[2:4] if name}
+    known |= set(NOT_SETTINGS)
+    return [
+        f"{name} is not a variable of dad{hint}"
+        for name in sorted(names)
+        if name.startswith("DAD_") and name not in known and (hint := nearest(name, known, _CLOSE))
+    ]
 
 
 def sections() -> dict[str, list[Variable]]:

@@ -314,6 +314,15 @@ def job_id() -> str:
     return "" if _session.met is None else _session.met.job
 
 
+def _warn_of_misspelt_variables(world: World) -> None:
+    from dad.log import log
+    from dad.variables import misspelt
+
+    if world.rank == 0:
+        for message in misspelt(os.environ):
+            log.warning(message)
+
+
 def open_world() -> dict[str, Any]:
     """Finds the place of this process and meets the others; the fields of the core's World.
 
@@ -328,6 +337,7 @@ def open_world() -> dict[str, Any]:
             _session = _Session()  # a forked child is not its parent
         world = discover(os.environ)
         if world != _session.asked or _session.met is None:
+            _warn_of_misspelt_variables(world)
             _session.met = meet(world)
             _session.asked = world
         _session.num_inits += 1

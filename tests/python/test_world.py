@@ -17,6 +17,7 @@ import dad
 from dad.runner import meeting, network
 from dad.runner.meeting import meet, place_among
 from dad.runner.rendezvous import RendezvousServer
+from dad.variables import misspelt
 from dad.world import Meeting, World, WorldError, discover, first_host
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
@@ -305,6 +306,18 @@ def test_ranks_that_dadrun_has_placed_are_awaited_and_named_once(tmp_path):
     said = [process.communicate(timeout=60)[1] for process in waiting]
     assert "still waiting for ranks 0, 3 of 4 to call init(); giving up in " in said[0]
     assert "still waiting" not in said[1]
+
+
+def test_variable_that_is_misspelt_is_named():
+    assert misspelt(
+        ["DAD_COMPRESION", "DAD_THREAD_PER_RANK", "DAD_PLAN", "DAD_TEST_HOSTS", "DAD_RANK", "HOME"]
+    ) == [
+        "DAD_COMPRESION is not a variable of dad (did you mean DAD_COMPRESSION?)",
+        "DAD_THREAD_PER_RANK is not a variable of dad (did you mean DAD_THREADS_PER_RANK?)",
+    ]
+    environment = clean_environment(DAD_FUSION_BYTE="1")
+    done = subprocess.run([sys.executable, "-c", SHOW_WORLD], env=environment, capture_output=True, text=True)
+    assert done.stderr.count("DAD_FUSION_BYTE is not a variable of dad (did you mean DAD_FUSION_BYTES?)") == 1
 
 
 def test_port_that_cannot_be_is_named():

@@ -266,8 +266,8 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
-    neighbours = [seat["cores"] for seat in seats if seat["machine"] == machine]
-    world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0]["job"])
+    neighbours = [seat["cores"] for seat in seats if seat.get("machine") == machine]
+    world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0].get("job", ""))
     return _avoid_loopback(place_among(world, seats), seats)
 
 
