@@ -6,7 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -15,6 +15,7 @@ import pytest
 
 import dad
 from dad.runner import meeting, network
+from dad.runner.kv import KeyValueClient
 from dad.runner.meeting import meet, place_among
 from dad.runner.rendezvous import RendezvousServer
 from dad.variables import misspelt
@@ -259,6 +260,25 @@ def test_rank_0_serves_only_where_the_others_look_for_it(host, other):
     socket.create_connection((host, port), timeout=5).close()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection((other, port), timeout=5)
+
+
+def test_rank_0_of_mpirun_goes_on_serving_only_where_the_others_have_found_it(monkeypatch):
+    told = Future()
+
+    def bootstrap(message):  # rank 0's message, on every rank
+        if message:
+            told.set_result(message)
+        return told.result(timeout=10)
+
+    monkeypatch.setattr(meeting, "_mpi_bootstrap", lambda: bootstrap)
+    monkeypatch.setattr(meeting, "_own_addresses", lambda world: ["127.0.0.2", "127.0.0.3"])
+    worlds = [World(rank, 2, None, None, None, None, meeting=Meeting("mpi")) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(meet, worlds))
+    token, first, second = told.result().split()
+    assert {world.rendezvous for world in met} == {first}
+    assert KeyValueClient(first).is_server_of(token)
+    assert not KeyValueClient(second).is_server_of(token)
 
 
 def test_address_to_serve_on(monkeypatch):

@@ -250,6 +250,7 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
         "machine": machine,
         "cores": usable_cores(),
         "job": world.job or new_job_id(),
+        "server": urlsplit(world.rendezvous).hostname,
     }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
@@ -266,6 +267,9 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
+    if world.meeting.how == "mpi" and _servers and _servers[-1].serves_all_addresses:
+        # Now we know which of the addresses the others have chosen.
+        _servers[-1].keep_to({seat["server"] for seat in seats})
     neighbours = [seat["cores"] for seat in seats if seat.get("machine") == machine]
     world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0].get("job", ""))
     return _avoid_loopback(place_among(world, seats), seats)
