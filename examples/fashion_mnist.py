@@ -93,7 +93,6 @@ def train(compression, train_set, test_set):
 
 
 hvd.init()
-torch.set_num_threads(1)  # the processes share the cores
 say(f"Fashion-MNIST, {hvd.size()} processes, {args.batch_size} images each per step")
 train_set = fashion_mnist("train", hvd.rank(), hvd.size())
 test_set = fashion_mnist("t10k", hvd.rank(), hvd.size())

@@ -27,7 +27,6 @@ args = parser.parse_args()
 
 hvd.init()
 torch.manual_seed(hvd.rank())
-torch.set_num_threads(1)
 
 images, labels = fashion_mnist("train", hvd.rank(), hvd.size())
 model = nn.Sequential(nn.Flatten(), nn.Linear(784, 128), nn.ReLU(), nn.Linear(128, 10))

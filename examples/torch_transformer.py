@@ -70,7 +70,6 @@ def write(model, prompt):
 
 
 hvd.init()
-torch.set_num_threads(1)
 torch.manual_seed(hvd.rank())  # every process draws its own sequences
 
 text = king_james_text()

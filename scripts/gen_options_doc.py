@@ -1,25 +1,40 @@
-"""Writes docs/options.md from the option table of the core (dad_core/util/options.cc).
+"""Writes docs/options.md from the tables of settings: dad_core/util/options.cc and python/dad/variables.py.
 
 With --check it changes nothing and fails if the page is not current.
 """
 
+import re
 import sys
 from pathlib import Path
 
-from dad._lib import _core
+from dad import variables
+from dad.runner.settings import SETTINGS
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 HEAD = """# Options
 
-Settings of the core. Each is read from the environment at `init()`: the DAD variable first, then
-Horovod's, else the default. A value that does not parse is an error that names variable, value and what
-was expected. `dadrun` has flags for the common ones ([launching.md](launching.md)).
+Every setting, as an environment variable. dad reads the DAD variable first, then Horovod's, else it uses the
+default. A value that does not parse is an error that names the variable, the value and what was expected.
+`dadrun` sets those that have a flag ([launching.md](launching.md)); `dad options` prints this page as text.
 
-This page is made by `make docs` from the table in `dad_core/util/options.cc`.
+`make docs` makes this page from the tables in `dad_core/util/options.cc` and `python/dad/variables.py`.
+"""
 
-| option | default | variables | meaning |
-|---|---|---|---|
+TABLE = """
+## {title}
+
+| option | default | variables | flag of dadrun | meaning |
+|---|---|---|---|---|
+"""
+
+TAIL = """
+## Other names
+
+Names that the code mentions but that are no settings:
+
+| variable | reason |
+|---|---|
 """
 
 
@@ -27,13 +42,23 @@ def code(text):
     return f"`{text}`" if text else ""
 
 
+def linked(text):
+    return re.sub(r"\b(\w+\.md)\b", r"[\1](\1)", text.replace("|", "\\|"))
+
+
 def page():
-    rows = []
-    for name, default, dad_variable, horovod_variable, meaning in _core.option_table():
-        variables = " ".join(code(variable) for variable in (dad_variable, horovod_variable) if variable)
-        meaning = meaning.replace("|", "\\|")
-        rows.append(f"| {name} | {code(default)} | {variables} | {meaning} |\n")
-    return HEAD + "".join(rows)
+    flags = {name: "--" + row.argument.replace("_", "-") for row in SETTINGS for name in row.variables}
+    text = HEAD
+    for title, rows in variables.sections().items():
+        text += TABLE.format(title=title)
+        for row in rows:
+            names = [name for name in (row.dad_variable, row.horovod_variable) if name]
+            cells = (row.name, code(row.default), " ".join(map(code, names)), code(flags.get(names[0])))
+            text += f"| {' | '.join(cells)} | {linked(row.meaning)} |\n"
+    text += TAIL
+    for name, reason in variables.NOT_SETTINGS.items():
+        text += f"| {code(name)} | {reason} |\n"
+    return text
 
 
 if __name__ == "__main__":

@@ -96,8 +96,8 @@ constexpr Row kTable[] = {
      "speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},
     {"threads", "0", "DAD_THREADS", "",
-     "How many threads may work on one large tensor (sparse methods). 0: the machine's cores, "
-     "divided by its ranks.",
+     "How many threads may work on one large tensor (sparse methods). 0: this rank's share of the "
+     "cores of its host (DAD_THREADS_PER_RANK).",
      [](const std::string& t, Options& o) { return ParseInt(t, 0, o.threads); }},
     {"timeout_seconds", "30", "DAD_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS",
      "A peer that gives no sign of life for this long while we wait for it is an error.",

@@ -66,6 +66,8 @@ void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
   dad::Result<dad::Options> options =
       dad::Options::FromEnvironment([](const char* name) { return std::getenv(name); });
   Check(options.status());
+  // The number that Python chose for this rank, unless DAD_THREADS says otherwise.
+  if (options.value().threads == 0) options.value().threads = Get<int64_t>(from, "threads", 0);
   if (world.transport.empty()) world.transport = options.value().transport;
   if (world.plugin_dir.empty()) world.plugin_dir = PluginDir();
   Status status;

@@ -7,6 +7,9 @@ import os
 import sys
 from pathlib import Path
 
+from dad._version import __version__
+from dad.suggest import Parser
+
 OVERLAY = Path(__file__).parent / "_overlay"
 
 
@@ -17,11 +20,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dad",
         description="Small tools around dad; dadrun (dadrun --help) starts jobs.",
         allow_abbrev=False,
     )
+    parser.add_argument("-v", "--version", action="version", version=__version__)
     commands = parser.add_subparsers(required=True, metavar="command")
     timeline = commands.add_parser("timeline", help="work with traces of DAD_TIMELINE or start_timeline()")
     actions = timeline.add_subparsers(required=True, metavar="action")
@@ -64,16 +68,19 @@ def _overlay(_args: argparse.Namespace) -> int:
 
 
 def _options(_args: argparse.Namespace) -> int:
+    from dad.variables import Variable, sections
+
     try:
-        from dad._lib import _core
+        tables = sections()
     except ImportError as error:
         print(f"dad: the core is not built here ({error}); build it: pip install .", file=sys.stderr)
         return 1
-    head = ("name", "default", "variable", "Horovod's variable")
-    rows = [tuple(row) for row in _core.option_table()]
-    widths = [max(len(str(row[i])) for row in [head, *rows]) for i in range(len(head))]
-    for row in [(*head, "meaning"), *rows]:
-        print("  ".join([*(str(row[i]).ljust(widths[i]) for i in range(len(head))), str(row[4])]))
+    head = Variable("name", "default", "variable", "Horovod's variable", "meaning")
+    rows = [head, *(row for table in tables.values() for row in table)]
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:-1], widths, strict=False)]
+        print("  ".join([*cells, row.meaning]))
     return 0
 
 

@@ -2,19 +2,23 @@
 line (dadrun --compression), the environment (DAD_COMPRESSION) and per_layer.
 
 A spec is `method` or `method:option=value,option=value`; for per_layer it is
-`per_layer:glob=spec;glob=spec`.
+`per_layer:glob=spec;glob=spec`. A call as in Python, `method(value, option=value)`, means the same.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import fnmatch
 import os
+import re
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
+
+from dad.suggest import nearest
 
 # What this version runs; the others have their options checked and are then refused.
 AVAILABLE = (
@@ -49,7 +53,8 @@ class Method:
         known = [field.name for field in dataclasses.fields(cls)]
         if option not in known:
             has = f"its options: {', '.join(known)}" if known else "it has none"
-            raise ValueError(f"compression {cls.name}: there is no option {option}={value!r}; {has}")
+            hint = nearest(option, known)
+            raise ValueError(f"compression {cls.name}: there is no option {option}={value!r}{hint}; {has}")
 
     def __post_init__(self) -> None:
         self._check()
@@ -77,8 +82,9 @@ class Method:
         )
 
     def _one_of(self, option: str, *choices: str) -> None:
-        if getattr(self, option) not in choices:
-            self._fail(option, "one of " + ", ".join(choices))
+        value = getattr(self, option)
+        if value not in choices:
+            self._fail(option, "one of " + ", ".join(choices) + nearest(str(value), choices))
 
     def _integer(self, option: str, low: int, high: int | None = None) -> None:
         value = getattr(self, option)
@@ -399,20 +405,72 @@ def seed_from_environment() -> int:
 
 
 def parse(spec: str) -> Method:
-    """The method of a spec such as `rank_dad:rank=4,wire=int4`."""
+    """The method of a spec such as `rank_dad:rank=4,wire=int4` or `rank_dad(4, wire="int4")`."""
+    if re.fullmatch(r"[\w.]+\s*\(.*\)", spec.strip(), re.DOTALL):
+        return _from_call(spec)
     name, _, rest = spec.strip().partition(":")
-    if name not in _METHODS:
-        raise ValueError(f"compression {spec!r}: no method {name!r}; there are {', '.join(_METHODS)}")
+    method = _named(spec, name)
     if name == "per_layer":
         return PerLayer({glob: parse(inner) for glob, inner in _pairs(spec, rest, ";")})
-    method = _METHODS[name]
-    annotations = typing.get_type_hints(method)
-    fields = {field.name: annotations[field.name] for field in dataclasses.fields(method)}
+    fields = _option_types(method)
     options = {}
     for option, text in _pairs(spec, rest, ","):
         method._require_option(option, text)
         options[option] = _value(text, fields[option])
     return method(**options)
+
+
+def _named(spec: str, name: str) -> type[Method]:
+    if name not in _METHODS:
+        hint = nearest(name, _METHODS)
+        raise ValueError(f"compression {spec!r}: no method {name!r}{hint}; there are {', '.join(_METHODS)}")
+    return _METHODS[name]
+
+
+def _option_types(method: type[Method]) -> dict[str, Any]:
+    """By name, in the order in which they may be given."""
+    annotations = typing.get_type_hints(method)
+    fields = sorted(dataclasses.fields(method), key=lambda field: field.kw_only)
+    return {field.name: annotations[field.name] for field in fields}
+
+
+def _from_call(spec: str) -> Method:
+    """The spec is what a script would write: a call, its arguments constants, names of methods or calls."""
+    try:
+        node = ast.parse(spec.strip(), mode="eval").body
+    except SyntaxError as error:
+        raise ValueError(f"compression {spec!r}: {error.msg}; expected METHOD(option=value, …)") from None
+    return _method_of(spec, node)
+
+
+def _method_of(spec: str, node: ast.expr) -> Method:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return parse(node.value)
+    call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+    # Compression.rank_dad means the same as rank_dad.
+    name = ast.unparse(call.func).rpartition(".")[2]
+    method = _named(spec, name)
+    if name == "per_layer" and call.args and isinstance(call.args[0], ast.Dict):
+        globs = [ast.literal_eval(glob) for glob in call.args[0].keys if glob is not None]
+        methods = [_method_of(spec, inner) for inner in call.args[0].values]
+        return PerLayer(dict(zip(globs, methods, strict=True)))
+    fields = _option_types(method)
+    if len(call.args) > len(fields):
+        raise ValueError(f"compression {spec!r}: {name} takes at most {len(fields)} options")
+    options = dict(zip(fields, call.args, strict=False))
+    for keyword in call.keywords:
+        method._require_option(keyword.arg or "**", ast.unparse(keyword.value))
+        options[str(keyword.arg)] = keyword.value
+    return method(**{option: _constant(spec, value, fields[option]) for option, value in options.items()})
+
+
+def _constant(spec: str, node: ast.expr, annotation: Any) -> Any:
+    if isinstance(node, ast.Name):  # a shell eats the quotes of wire="int8"
+        return _value(node.id, annotation)
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        raise ValueError(f"compression {spec!r}: {ast.unparse(node)} is not a constant") from None
 
 
 def _pairs(spec: str, rest: str, separator: str) -> list[tuple[str, str]]:

@@ -1,4 +1,10 @@
-"""DAD_REPORT=FILE: every rank adds a line of JSON with its statistics when it ends."""
+"""DAD_REPORT=FILE: every rank adds a line of JSON with its statistics when it ends.
+
+    {"job": "20261118-162233-5f3a9c", "time": "2026-11-18T16:25:01+00:00", "rank": 0, "size": 2, "stats": {…}}
+
+job is the same for all ranks of a job, time is when the line was written, stats is what dad.stats() returns.
+A rank that was stopped by a signal adds "ended_by".
+"""
 
 from __future__ import annotations
 
@@ -6,8 +12,10 @@ import json
 import os
 import signal
 import threading
+from datetime import datetime, timezone
 
 from dad._lib import _core
+from dad.world import job_id
 
 _pid: int | None = None  # the process that listens for the signal
 
@@ -21,7 +29,13 @@ def write(ended_by: str | None = None) -> None:
     file = path()
     if file is None:
         return
-    report = {"rank": _core.rank(), "size": _core.size(), "stats": _core.stats()}
+    report = {
+        "job": job_id(),
+        "time": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "rank": _core.rank(),
+        "size": _core.size(),
+        "stats": _core.stats(),
+    }
     if ended_by is not None:
         report["ended_by"] = ended_by
     # One write() in append mode: lines of ranks that end together do not mix.

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import socket
 import threading
+import time
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -58,6 +60,10 @@ class World:
     # torchrun may run several agents on one host, each with local ranks of its own.
     agent: str = ""
     start_timeout: float = 60.0
+    # Of the whole job, for reports; the same on all ranks.
+    job: str = ""
+    # This rank's share of the cores of its host, if the ranks have told each other what they may use.
+    threads: int | None = None
 
     @property
     def is_complete(self) -> bool:
@@ -141,6 +147,7 @@ def _finish(world: World, variables: _Variables) -> World:
         has_named_host=named_host is not None,
         transport=(variables.text("DAD_TRANSPORT", "HOROVOD_CPU_OPERATIONS") or default_transport).lower(),
         start_timeout=_start_timeout(variables),
+        job=variables.text("DAD_JOB_ID") or "",
     )
 
 
@@ -233,6 +240,8 @@ def _from_torchrun(variables: _Variables) -> World | None:
         return world
     host = variables.needed_text("torchrun", "MASTER_ADDR")
     port = variables.needed("torchrun", "MASTER_PORT")
+    if not 0 < port < 65536:
+        raise WorldError(f"MASTER_PORT={port}: expected a port from 1 to 65535")
     run = variables.text("TORCHELASTIC_RUN_ID") or ""
     attempt = variables.text("TORCHELASTIC_RESTART_COUNT") or "0"
     token = f"torchrun {host}:{port} {run} {attempt} {world.size}"
@@ -295,12 +304,32 @@ _session = _Session()
 _session_lock = threading.Lock()
 
 
+def new_job_id() -> str:
+    """Tells jobs apart, and sorts by their start: `20261118-162233-5f3a9c`."""
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime()) + secrets.token_hex(3)
+
+
+def job_id() -> str:
+    """Of the job that this process has met last."""
+    return "" if _session.met is None else _session.met.job
+
+
+def _warn_of_misspelt_variables(world: World) -> None:
+    from dad.log import log
+    from dad.variables import misspelt
+
+    if world.rank == 0:
+        for message in misspelt(os.environ):
+            log.warning(message)
+
+
 def open_world() -> dict[str, Any]:
     """Finds the place of this process and meets the others; the fields of the core's World.
 
     `generation` counts the calls in this process: all ranks call init() equally often.
     """
     global _session
+    from dad import threads
     from dad.runner.meeting import meet
 
     with _session_lock:
@@ -308,6 +337,7 @@ def open_world() -> dict[str, Any]:
             _session = _Session()  # a forked child is not its parent
         world = discover(os.environ)
         if world != _session.asked or _session.met is None:
+            _warn_of_misspelt_variables(world)
             _session.met = meet(world)
             _session.asked = world
         _session.num_inits += 1
@@ -323,5 +353,6 @@ def open_world() -> dict[str, Any]:
         "rendezvous": met.rendezvous,
         "generation": str(generation),
         "transport": met.transport,
+        "threads": threads.choose(met, os.environ),
         "plugin_dir": str(Path(__file__).parent / "_lib"),
     }

@@ -15,6 +15,27 @@ def test_a_spec_survives_the_round_trip(spec):
     assert parse(parse(spec).spec()) == parse(spec)
 
 
+@pytest.mark.parametrize(
+    ("call", "method"),
+    [
+        ("rank_dad(2)", Compression.rank_dad(2)),
+        ('rank_dad(rank=2, wire="int8")', Compression.rank_dad(2, wire="int8")),
+        # What a shell leaves of the quotes.
+        (
+            "rank_dad(2,wire=int8,error_feedback=false)",
+            Compression.rank_dad(2, wire="int8", error_feedback=False),
+        ),
+        ("Compression.int8(256, warmup_steps=3)", Compression.int8(256, warmup_steps=3)),
+        ("none()", Compression.none()),
+        ("auto(budget=None)", Compression.auto()),
+        ("per_layer:fc*=rank_dad(2,wire=int8);*=none", {"fc*": "rank_dad:rank=2,wire=int8", "*": "none"}),
+        ("per_layer({'fc*': rank_dad(2), '*': none})", {"fc*": "rank_dad:rank=2", "*": "none"}),
+    ],
+)
+def test_a_call_as_in_a_script_is_a_spec(call, method):
+    assert parse(call) == (Compression.per_layer(method) if isinstance(method, dict) else method)
+
+
 def test_a_class_and_its_instance_mean_the_same():
     assert resolve(Compression.fp16) == resolve(Compression.fp16()) == resolve("fp16")
 
@@ -53,6 +74,13 @@ def test_an_object_with_compress_and_decompress_is_taken_as_it_is():
         ("per_layer:*=topk:k=2", ["compression topk", "no option k='2'"]),
         ("gzip", ["no method 'gzip'", "none, fp16"]),
         ("fp16:rank", ["'rank'", "key=value"]),
+        ("rank_dda(4)", ["no method 'rank_dda' (did you mean rank_dad?)"]),
+        ("rank_dad(rnak=4)", ["no option rnak='4' (did you mean rank?)"]),
+        ("topk:ratoi=0.1", ["no option ratoi='0.1' (did you mean ratio?)"]),
+        ("rank_dad(wire=itn8)", ["wire='itn8'", "(did you mean int8?)"]),
+        ("rank_dad(open('f'))", ["open('f') is not a constant"]),
+        ("int8(1, 2, 3, 4)", ["int8 takes at most 3 options"]),
+        ("rank_dad(4 4)", ["expected METHOD(option=value, …)"]),
         ("per_layer:", ["at least one"]),
     ],
 )

@@ -50,6 +50,7 @@ def test_the_installed_package_is_complete(installed):
     libraries = {path.name.split(".")[0] for path in (target / "dad/_lib").glob("*.so")}
     assert {"libdad_core", "libdad_gloo", "_core", "_torch"} <= libraries
     assert ("libdad_tensorflow" in libraries) == HAS_TENSORFLOW
+    assert (target / "dad/py.typed").exists()
     assert {"dad", "dadrun"} <= {path.name for path in (target / "bin").iterdir()}
     code = "import dad.torch as hvd; hvd.init(); print(hvd.__file__, hvd.rank(), hvd.size())"
     done = run(sys.executable, "-c", code, PYTHONPATH=str(target))

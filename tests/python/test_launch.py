@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timezone
 from pathlib import Path
 
 import psutil
@@ -16,6 +17,7 @@ import dad
 from dad.runner.job import Job, RankProcess
 from dad.runner.output import RankStream
 from dad.runner.remote import CHILD
+from dad.runner.tracebacks import TracebackFolder
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 DADRUN = [sys.executable, "-m", "dad.runner.cli"]
@@ -112,6 +114,63 @@ def test_every_line_has_a_prefix_however_it_arrives(pieces):
     assert list(stream.tail) == ["a", "b", "c", "d"]
 
 
+TRACEBACK = b"Traceback (most recent call last):\n  File 'x', line 1\nValueError: no luck\n"
+CHAINED = TRACEBACK + b"\nDuring handling of the above exception, another exception occurred:\n\n" + TRACEBACK
+
+
+def streams_with_tracebacks(*texts):
+    sink, folder = Sink(), TracebackFolder(hold_seconds=0)
+    streams = [RankStream(rank, "stderr", sink, tracebacks=folder) for rank in range(len(texts))]
+    for stream, text in zip(streams, texts, strict=True):
+        stream.feed(text)
+    return sink, folder, streams
+
+
+def labelled(label, text):
+    return b"".join(b"[%s]<stderr>:%s" % (label, line) for line in text.splitlines(keepends=True))
+
+
+def test_equal_tracebacks_are_shown_once_and_others_as_they_are():
+    sink, folder, streams = streams_with_tracebacks(
+        b"hello\n" + TRACEBACK, CHAINED, TRACEBACK + b"bye 2\n", TRACEBACK + b"bye\n", TRACEBACK + b"bye\n"
+    )
+    assert sink.data == b"[0]<stderr>:hello\n"
+    folder.show_all(first=streams[1])
+    shown = labelled(b"1", CHAINED) + labelled(b"0, 2-4", TRACEBACK)
+    shown += labelled(b"2", b"bye 2\n") + labelled(b"3-4", b"bye\n")
+    assert sink.data == b"[0]<stderr>:hello\n" + shown
+    assert folder.ranks_with(streams[3]) == [0, 2, 3, 4]
+    assert folder.ranks_with(streams[1]) == [1]
+
+
+def test_traceback_of_a_rank_that_goes_on_is_not_kept_back():
+    sink, folder, (stream,) = streams_with_tracebacks(TRACEBACK + b"caught\n")
+    folder.show_due()
+    stream.feed(b"next\n")
+    assert sink.data == labelled(b"0", TRACEBACK + b"caught\nnext\n")
+
+
+def test_ranks_that_fail_alike_are_named_together(tmp_path):
+    # All have come before one raises, and all have raised before one ends, which would stop the others.
+    script = (
+        "import os, pathlib, sys, time, traceback\n"
+        "def meet(what):\n"
+        f"    folder = pathlib.Path({str(tmp_path)!r})\n"
+        "    (folder / (what + '.' + os.environ['DAD_RANK'])).touch()\n"
+        "    while len(list(folder.glob(what + '.*'))) < 3: time.sleep(0.01)\n"
+        "meet('before')\n"
+        "try: raise ValueError('no luck')\n"
+        "except ValueError: traceback.print_exc()\n"
+        "meet('after')\n"
+        "sys.exit(1)\n"
+    )
+    done = dadrun("-np", "3", sys.executable, "-c", script)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 2  # and once more in the summary
+    assert "[0-2]<stderr>:ValueError: no luck\n" in done.stderr
+    assert "the same on ranks 0-2:\n    Traceback" in done.stderr
+
+
 def test_line_without_an_end_does_not_pile_up():
     sink = Sink()
     stream = RankStream(0, "stdout", sink, prefix=False)
@@ -160,6 +219,7 @@ def test_one_failure_ends_all_and_is_explained(how, code, text):
     assert text in block
     assert "    hm" in block
     assert "the other 2 ranks were stopped" in block
+    assert ("run on localhost: dmesg -T | grep -i 'killed process'" in block) == (code == 137)
     assert marked_processes(mark) == []
 
 
@@ -352,6 +412,11 @@ def test_ctrl_c_leaves_a_report_of_what_there_is(tmp_path):
     assert f"dadrun: {report} has the report of 2 ranks, up to their end\n" in job.stderr.read()
     ranks = [json.loads(line) for line in report.read_text().splitlines()[1:]]
     assert sorted((rank["rank"], rank["ended_by"]) for rank in ranks) == [(0, "SIGTERM"), (1, "SIGTERM")]
+    (job_id,) = {rank["job"] for rank in ranks}
+    assert job_id
+    for rank in ranks:
+        age = datetime.now(timezone.utc) - datetime.fromisoformat(rank["time"])
+        assert abs(age.total_seconds()) < 3600
     assert all("wire_bytes_sent" in rank["stats"] for rank in ranks)
 
 
@@ -408,6 +473,10 @@ def test_child_ends_its_rank_after_silence():
 
 def test_version_and_check_build_work_without_a_build():
     assert dadrun("--version").stdout.strip() == dad.__version__
+    command = [sys.executable, "-m", "dad.cli", "--version"]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=30)
+    assert done.stdout.strip() == dad.__version__
+    assert Path(dad.__file__).with_name("py.typed").exists()
     done = dadrun("--check-build")
     assert done.returncode == 0
     for word in (

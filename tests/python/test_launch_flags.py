@@ -1,5 +1,8 @@
 """What dadrun makes of its flags: hosts, variables, mpirun's command. Starts nothing."""
 
+import os
+import socket
+
 import pytest
 
 from dad.runner import network
@@ -7,7 +10,7 @@ from dad.runner.cli import main
 from dad.runner.errors import LaunchError
 from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
-from dad.runner.launch import LaunchPlan, Network
+from dad.runner.launch import LaunchPlan, Network, start_server
 from dad.runner.mpi import MpiJob, mpi_environment, mpich_command, openmpi_command
 from dad.runner.remote import exportable
 from dad.runner.settings import read_config_file, variables_from
@@ -75,7 +78,7 @@ def test_flags_become_variables_of_both_names():
         ),
         *("--timeline-filename", "t.json", "--log-level", "debug", "--log-without-timestamp", "--autotune"),
         *("--gloo-timeout-seconds", "7", "--start-timeout", "11", "--no-hierarchical-allreduce", "--tcp"),
-        *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan"),
+        *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan", "--threads-per-rank", "3"),
     )
     assert args.command == ["python", "train.py", "--verbose"]
     assert not args.verbose
@@ -106,6 +109,7 @@ def test_flags_become_variables_of_both_names():
         "DAD_COMPRESSION": "rank_dad:rank=4",
         "DAD_REPORT": "r.json",
         "DAD_PLAN": "1",
+        "DAD_THREADS_PER_RANK": "3",
     }
 
 
@@ -137,7 +141,7 @@ def test_config_file_fills_what_no_flag_has_set(tmp_path):
     config = tmp_path / "config.yaml"
     config.write_text(
         "controller: mpi\n"
-        "params: {fusion_threshold_mb: 8, cycle_time_ms: 3}\n"
+        "params: {fusion_threshold_mb: 8, cycle_time_ms: 3, threads_per_rank: 2}\n"
         "autotune: {enabled: true, log_file: a.csv}\n"
         "timeline: {filename: t.json, mark_cycles: true}\n"
         "stall_check: {enabled: false, warning_time_seconds: 5}\n"
@@ -150,6 +154,7 @@ def test_config_file_fills_what_no_flag_has_set(tmp_path):
     assert args.controller == "mpi"
     assert variables["DAD_CYCLE_TIME_MS"] == "1"
     assert variables["DAD_FUSION_BYTES"] == str(8 << 20)
+    assert variables["DAD_THREADS_PER_RANK"] == "2"
     assert variables["DAD_AUTOTUNE_LOG"] == "a.csv"
     assert variables["HOROVOD_TIMELINE_MARK_CYCLES"] == "1"
     assert variables["DAD_STALL_CHECK_DISABLE"] == "1"
@@ -192,6 +197,7 @@ def test_elastic_flags_give_one_clear_line(capsys, flags):
         (["-np", "1", "--compression", "gzip", "true"], "no method 'gzip'"),
         (["-np", "1", "--compression", "rank_dad:rank=0", "true"], "rank=0"),
         (["-np", "1", "--cache-capacity", "-5", "true"], "--cache-capacity -5"),
+        (["-np", "1", "--threads-per-rank", "0", "true"], "--threads-per-rank 0: expected a whole number"),
         (["-np", "1", "--start-timeout", "-1", "true"], "--start-timeout -1"),
         (["-np", "1", "--report", "/nowhere/report", "true"], "/nowhere/report"),
         (["-np", "1", "--output-filename", "/proc/nowhere", "true"], "/proc/nowhere"),
@@ -202,6 +208,37 @@ def test_mistakes_say_what_to_type(capsys, args, text):
     error = capsys.readouterr().err
     assert error.startswith("dadrun: ")
     assert text in error
+
+
+def test_working_directory_that_is_gone_is_one_clear_line(capsys, tmp_path, monkeypatch):
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    try:
+        assert main(["-np", "1", "true"]) == 2
+    finally:
+        os.chdir(tmp_path)
+    assert capsys.readouterr().err == (
+        "dadrun: the working directory has been deleted; cd to one that exists\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("--compresion=fp16", "--compression"), ("--thread-per-rank", "--threads-per-rank")]
+)
+def test_unknown_flag_suggests_the_nearest(capsys, flag, meant):
+    with pytest.raises(SystemExit) as exit:
+        main(["-np", "1", flag, "true"])
+    assert exit.value.code == 2
+    assert f"unrecognized arguments: {flag} (did you mean {meant}?)" in capsys.readouterr().err
+
+
+def test_unknown_key_of_the_config_file_suggests_the_nearest(tmp_path):
+    for text, meant in (("parms: {}", "params"), ("params: {cycle_time: 1}", "cycle_time_ms")):
+        (tmp_path / "c").write_text(text)
+        with pytest.raises(LaunchError, match=rf"did you mean {meant}\?"):
+            read_config_file(parse("--config-file", str(tmp_path / "c")))
 
 
 @pytest.mark.parametrize("number", ["-1", "inf", "nan", "many"])
@@ -237,6 +274,7 @@ def test_command_for_open_mpi():
     assert "--mca btl_tcp_if_include eth0" in text
     ssh = command[command.index("plm_rsh_args") + 1]
     assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+    assert "StrictHostKeyChecking=accept-new" in ssh
 
 
 def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
@@ -251,6 +289,15 @@ def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
         mpi_job({"OMPI_MCA_btl_tcp_if_include": "eth1"}),
     ):
         assert "10.0.0.0/24" not in " ".join(openmpi_command(job))
+
+
+def test_server_listens_only_on_the_address_that_the_ranks_use():
+    with start_server(Network(["a"], "127.0.0.2", None)) as server:
+        socket.create_connection(("127.0.0.2", server.port), timeout=5).close()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port), timeout=5)
+    with pytest.raises(LaunchError, match="cannot listen on 192.0.2.1.*--network-interfaces"):
+        start_server(Network(["a"], "192.0.2.1", None))
 
 
 def test_subnet_is_one_that_has_all_hosts(monkeypatch):
@@ -282,5 +329,6 @@ def test_command_for_mpich():
     assert text == "mpirun -np 3 -hosts a:2,b:1 -prepend-rank -bind-to core -iface eth0 python x.py"
     ssh = environment["HYDRA_LAUNCHER_EXTRA_ARGS"]
     assert "BatchMode=yes" in ssh and ssh.endswith("-p 2222 -i key")
+    assert "StrictHostKeyChecking=accept-new" in ssh
     # Without an interface the others call back at the address that they can reach.
     assert " -localhost 10.0.0.9 " in " ".join(mpich_command(mpi_job({})))

@@ -1,5 +1,6 @@
 """The same script under every launcher: the ranks meet and add up."""
 
+import json
 import os
 import shutil
 import socket
@@ -92,8 +93,13 @@ def test_slurm_variables(script):
 
 
 def test_shared_directory(script, tmp_path):
-    common = {"DAD_SIZE": "2", "DAD_RENDEZVOUS": f"file://{tmp_path}"}
+    report = tmp_path / "report"
+    common = {"DAD_SIZE": "2", "DAD_RENDEZVOUS": f"file://{tmp_path}", "DAD_REPORT": str(report)}
     check(run_with_variables(script, [{"DAD_RANK": str(rank), **common} for rank in range(2)]), 2)
+    # Three times init() and shutdown() on two ranks, and all of one job.
+    lines = [json.loads(line) for line in report.read_text().splitlines()]
+    assert sorted(line["rank"] for line in lines) == [0, 0, 0, 1, 1, 1]
+    assert len({line["job"] for line in lines}) == 1 and lines[0]["job"]
 
 
 needs_mpi = pytest.mark.skipif(

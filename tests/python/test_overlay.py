@@ -35,6 +35,10 @@ def other_horovod(tmp_path):
         "__init__.py": "raise AssertionError('hidden by the overlay')",
         "torch/__init__.py": "raise AssertionError('hidden by the overlay')",
         "runner/__init__.py": "def run(): return 'theirs'",
+        "runner/common/util/secret.py": "name = 'theirs'",
+        "tensorflow/__init__.py": "raise AssertionError('hidden by the overlay')",
+        "tensorflow/data/__init__.py": "",
+        "tensorflow/data/compute_service.py": "import horovod.tensorflow as hvd\nname = 'theirs'",
         "common/__init__.py": "",
         "common/util.py": "from horovod.common.exceptions import Extra\nname = 'theirs'",
         "common/exceptions.py": "class HorovodInternalError(Exception): pass\nclass Extra(Exception): pass",
@@ -96,6 +100,29 @@ def test_what_does_not_exist_is_not_found():
     assert "ModuleNotFoundError: No module named 'dad.torch.nothing'" in done.stderr
     assert (
         "AttributeError: module 'horovod' has no attribute" in run_python("import horovod; horovod.x").stderr
+    )
+
+
+def test_what_dad_does_not_have_needs_a_real_horovod():
+    for name in ("horovod.runner", "horovod.spark"):
+        last = run_python(f"import {name}").stderr.splitlines()[-1]
+        assert last.startswith(f"ModuleNotFoundError: No module named {name!r}: dad takes the place of")
+        assert "HOROVOD_SKIP_COMPILE=1 pip install horovod==0.28.1" in last
+        assert "dadrun" in last
+
+
+def test_data_service_is_that_of_a_real_horovod(other_horovod):
+    pytest.importorskip("tensorflow")
+    check(
+        "import dad.tensorflow, horovod.runner.common.util.secret as secret\n"
+        "from horovod.tensorflow.data import compute_service\n"
+        "assert compute_service.name == secret.name == 'theirs'\n"
+        "assert compute_service.hvd is dad.tensorflow\n"
+        "try:\n"
+        "    import horovod.tensorflow.data.nothing\n"
+        "except ModuleNotFoundError as error:\n"
+        "    assert 'the one that is installed has no such module' in str(error), error\n",
+        other_horovod,
     )
 
 

@@ -60,6 +60,7 @@ def ssh_environment(tmp_path_factory):
     path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
     search = f"{place}/bin:{os.environ['PATH']}"
     environment = os.environ | {"PATH": search, "PYTHONPATH": path, "SSH_AUTH_SOCK": ""}
+    environment |= {"KNOWN_HOSTS": f"{place}/known_hosts", "USER_KEY": f"{place}/user_key"}
     try:
         for _ in range(100):
             done = subprocess.run(
@@ -253,6 +254,29 @@ def test_every_host_that_cannot_be_reached_is_named_with_a_command_to_try(ssh_en
     assert "try: ssh " in done.stderr
     assert "badkey true" in done.stderr
     assert "put one in place (ssh-copy-id badkey)" in done.stderr
+
+
+def test_host_key_that_has_changed_is_refused_unless_a_flag_accepts_it(ssh_environment, tmp_path):
+    known_hosts = Path(ssh_environment["KNOWN_HOSTS"])
+    right = known_hosts.read_text()
+    place = right.split()[0]
+    other = Path(ssh_environment["USER_KEY"]).with_suffix(".pub").read_text().split()
+    try:
+        known_hosts.write_text(f"{place} {other[0]} {other[1]}\n")
+        done = dadrun(ssh_environment, "-H", "node1:1", "true")
+        assert done.returncode == 2
+        assert "node1: Host key verification failed." in done.stderr
+        assert "--ssh-strict-host-key-checking" in done.stderr
+        flags = ("--ssh-strict-host-key-checking", "no")
+        assert dadrun(ssh_environment, *flags, "-H", "node1:1", "true").returncode == 0
+        # A host that is not known yet is another matter.
+        known_hosts.write_text("")
+        assert dadrun(ssh_environment, "-H", "node1:1", "true").returncode == 0
+        known_hosts.write_text("")
+        flags = ("--ssh-strict-host-key-checking", "yes")
+        assert dadrun(ssh_environment, *flags, "-H", "node1:1", "true").returncode == 2
+    finally:
+        known_hosts.write_text(right)
 
 
 def test_key_that_is_not_there_is_named(ssh_environment, tmp_path):

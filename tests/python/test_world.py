@@ -6,14 +6,20 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 import dad
-from dad.runner.meeting import place_among
+from dad.runner import meeting, network
+from dad.runner.kv import KeyValueClient
+from dad.runner.meeting import meet, place_among
 from dad.runner.rendezvous import RendezvousServer
-from dad.world import World, WorldError, discover, first_host
+from dad.variables import misspelt
+from dad.world import Meeting, World, WorldError, discover, first_host
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 SHOW_WORLD = """
@@ -223,7 +229,7 @@ def test_plain_torch_variables():
 
 def test_ports_that_are_taken_are_passed_over():
     # One by another job of ours, one by a server that never answers.
-    with RendezvousServer(token="another job") as other, socket.socket() as silent:
+    with RendezvousServer("", token="another job") as other, socket.socket() as silent:
         try:
             silent.bind(("", other.port + 1))
         except OSError:
@@ -237,10 +243,107 @@ def test_ports_that_are_taken_are_passed_over():
 def test_server_of_an_earlier_run_is_not_taken_for_ours():
     port = free_port()
     token = discover(torch_environments(2, port)[0]).meeting.token
-    with RendezvousServer(port=port + 1, token=token) as stale:
+    with RendezvousServer("127.0.0.1", port + 1, token) as stale:
         stale.put("dad_seats", "0", b"{}")
         stale.put("dad_seats", "1", b"{}")
         check_local_worlds(run_ranks(torch_environments(2, port)))
+
+
+@pytest.mark.parametrize(("host", "other"), [("localhost", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")])
+def test_rank_0_serves_only_where_the_others_look_for_it(host, other):
+    place = Meeting("ports", host, (free_port(),), "this job")
+    worlds = [World(rank, 2, None, None, None, None, meeting=place) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(meet, worlds))
+    assert {world.local_size for world in met} == {2}
+    port = urlsplit(met[1].rendezvous).port
+    socket.create_connection((host, port), timeout=5).close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection((other, port), timeout=5)
+
+
+def test_rank_0_of_mpirun_goes_on_serving_only_where_the_others_have_found_it(monkeypatch):
+    told = Future()
+
+    def bootstrap(message):  # rank 0's message, on every rank
+        if message:
+            told.set_result(message)
+        return told.result(timeout=10)
+
+    monkeypatch.setattr(meeting, "_mpi_bootstrap", lambda: bootstrap)
+    monkeypatch.setattr(meeting, "_own_addresses", lambda world: ["127.0.0.2", "127.0.0.3"])
+    worlds = [World(rank, 2, None, None, None, None, meeting=Meeting("mpi")) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(meet, worlds))
+    token, first, second = told.result().split()
+    assert {world.rendezvous for world in met} == {first}
+    assert KeyValueClient(first).is_server_of(token)
+    assert not KeyValueClient(second).is_server_of(token)
+
+
+def test_address_to_serve_on(monkeypatch):
+    names = {
+        "node": ["10.0.0.9"],
+        "own": ["127.0.1.1"],
+        "service": ["10.9.9.9"],
+        "two": ["10.9.9.9", "10.0.0.9"],
+    }
+    monkeypatch.setattr(network, "addresses_of", lambda host: names.get(host, []))
+    monkeypatch.setattr(network, "is_local", lambda address: address.startswith(("127.", "10.0.")))
+    monkeypatch.setattr(network, "address_towards", lambda host: f"on the way to {host}")
+    assert network.serving_address("node") == network.serving_address("two") == "10.0.0.9"
+    assert network.serving_address("service") == "on the way to service"
+    # Others know this machine under another address, which its own name does not tell.
+    assert network.serving_address("own") == network.serving_address("unknown") == ""
+
+
+def test_ranks_that_are_awaited_are_named(monkeypatch, capsys):
+    monkeypatch.setattr(meeting, "_PATIENCE_SECONDS", 0.1)
+    place = World(1, 5, None, None, None, None, start_timeout=0.5, meeting=Meeting("url"))
+    with RendezvousServer("127.0.0.1") as server:
+        server.put("dad_seats", "3", b"{}")
+        with pytest.raises(WorldError, match="rank 0 has not come"):
+            meet(replace(place, rendezvous=f"http://127.0.0.1:{server.port}"))
+    assert (
+        "[dad rank 1] still waiting for ranks 0, 2, 4 of 5 to call init(); giving up in"
+        in capsys.readouterr().err
+    )
+
+
+def test_ranks_that_dadrun_has_placed_are_awaited_and_named_once(tmp_path):
+    """The core waits for them, and only the first of those that have come says so."""
+    place = {"DAD_SIZE": "4", "DAD_LOCAL_SIZE": "4", "DAD_CROSS_RANK": "0", "DAD_CROSS_SIZE": "1"}
+    place |= {"DAD_RENDEZVOUS": f"file://{tmp_path}", "DAD_START_TIMEOUT": "7"}
+    waiting = [
+        subprocess.Popen(
+            [sys.executable, "-c", "from dad import basics; basics.init()"],
+            env=clean_environment(**place | {"DAD_RANK": rank, "DAD_LOCAL_RANK": rank}),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in ("1", "2")
+    ]
+    said = [process.communicate(timeout=60)[1] for process in waiting]
+    assert "still waiting for ranks 0, 3 of 4 to call init(); giving up in " in said[0]
+    assert "still waiting" not in said[1]
+
+
+def test_variable_that_is_misspelt_is_named():
+    assert misspelt(
+        ["DAD_COMPRESION", "DAD_THREAD_PER_RANK", "DAD_PLAN", "DAD_TEST_HOSTS", "DAD_RANK", "HOME"]
+    ) == [
+        "DAD_COMPRESION is not a variable of dad (did you mean DAD_COMPRESSION?)",
+        "DAD_THREAD_PER_RANK is not a variable of dad (did you mean DAD_THREADS_PER_RANK?)",
+    ]
+    environment = clean_environment(DAD_FUSION_BYTE="1")
+    done = subprocess.run([sys.executable, "-c", SHOW_WORLD], env=environment, capture_output=True, text=True)
+    assert done.stderr.count("DAD_FUSION_BYTE is not a variable of dad (did you mean DAD_FUSION_BYTES?)") == 1
+
+
+def test_port_that_cannot_be_is_named():
+    for port in ("0", "65536"):
+        with pytest.raises(WorldError, match=f"MASTER_PORT={port}: expected a port from 1 to 65535"):
+            discover(TORCHRUN | {"MASTER_PORT": port})
 
 
 def test_slurm_variables():

@@ -34,7 +34,7 @@ Status GlooTransport::ConnectMesh(const World& world, const Options& options) {
   Result<std::unique_ptr<Store>> store =
       OpenStore(world.rendezvous, "dad_gloo_" + world.generation);
   if (!store.ok()) return store.status();
-  StoreAdaptor adaptor(store.value().get(), deadline);
+  StoreAdaptor adaptor(store.value().get(), rank(), size(), deadline);
   Result<std::string> address = LocalAddress(world, options.interface);
   if (!address.ok()) return address.status();
 

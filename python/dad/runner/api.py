@@ -11,7 +11,14 @@ from typing import Any
 from dad.errors import DadInternalError
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
-from dad.runner.launch import DEFAULT_START_TIMEOUT_SECONDS, LaunchPlan, launch, plan_network
+from dad.runner.launch import (
+    DEFAULT_START_TIMEOUT_SECONDS,
+    LaunchPlan,
+    launch,
+    plan_network,
+    start_server,
+    working_directory,
+)
 from dad.runner.payload import FUNCTION, RESULT_SCOPE, SECRET_VARIABLE, pack, unpack
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions
@@ -55,14 +62,16 @@ def run(
     max_np: int | None = None,
     *,
     env: Mapping[str, str] | None = None,
+    ssh_strict_host_key_checking: str = "accept-new",
 ) -> list[Any]:
     """Runs `func(*args, **kwargs)` on `num_proc` ranks and returns the results by rank.
 
     func may be a lambda or a closure. hosts is "node1:2,node2:2"; without it and without
     hostfile all ranks run here. The output of the ranks is shown as dadrun shows it. An exception
     of a rank is raised here; its cause tells rank and traceback. env replaces os.environ as the
-    ranks' environment. Names, order and meaning are those of horovod.run; disable_cache and
-    use_gloo are accepted and change nothing, np is another name for num_proc.
+    ranks' environment; ssh_strict_host_key_checking is ssh's option of that name. The other names, their
+    order and meaning are those of horovod.run. disable_cache and use_gloo are accepted and change nothing;
+    np is another name for num_proc.
     """
     elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
     if any(value is not None for value in (*elastic, min_np, max_np)):
@@ -74,11 +83,12 @@ def run(
     count = num_proc if np is None else np
     secret = secrets.token_hex(32)
     try:
+        working_directory()
         where = _hosts(hosts, hostfile, count)
         placed = assign_ranks(where, count)
         interfaces = network_interfaces or network_interface
         net = plan_network([slot.host for slot in placed], interfaces)
-        with RendezvousServer(net.bind_address) as server:
+        with start_server(net) as server:
             server.put(*FUNCTION, pack((func, tuple(args), dict(kwargs or {})), secret))
             command = [
                 executable or sys.executable,
@@ -94,7 +104,7 @@ def run(
                 num_proc=count,
                 variables={SECRET_VARIABLE: secret, **_variables(environment, start_timeout)},
                 environment=environment,
-                ssh=SshOptions(ssh_port, ssh_identity_file),
+                ssh=SshOptions(ssh_port, ssh_identity_file, ssh_strict_host_key_checking),
                 interfaces=interfaces,
                 output_dir=output_filename,
                 start_timeout=start_timeout or DEFAULT_START_TIMEOUT_SECONDS,

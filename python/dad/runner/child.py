@@ -11,6 +11,9 @@ The command's output goes to our own stdout and stderr, untouched. We exit with 
 code, or 128 + N if signal N killed it, as shells do. ssh exits with 255 when a connection breaks, so on
 another host a command that does so is followed by a line that says so.
 
+A rank of dad gets its share of the cores of the host it runs on, as variables for OpenMP (torch, NumPy),
+TensorFlow and dad itself, unless they are set already.
+
 On other hosts this file's text is run with `python -c`, so it needs nothing but Python.
 """
 
@@ -25,6 +28,12 @@ import signal
 import sys
 import time
 
+# Who reads which variables for its number of threads.
+THREAD_VARIABLES = {
+    "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    "TensorFlow": ("TF_NUM_INTRAOP_THREADS",),
+    "dad": ("DAD_THREADS",),
+}
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SSH_FAILED = 255
@@ -64,6 +73,7 @@ class Child:
             return pid
         command = spec["command"]
         environment = spec.get("env") or dict(os.environ)
+        share_cores(environment, usable_cores())
         try:
             os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -179,6 +189,92 @@ def descendants():
         unseen = {child for pid in unseen for child in children.get(pid, ())} - found
         found |= unseen
     return found
+
+
+# ---- cores
+
+
+def usable_cores(root="/"):
+    """The CPUs that this process may run on, and the CPU quota of its cgroup.
+
+    {"cpus": [0, 1], "quota": 1.5, "quota_group": "/sys/fs/cgroup/job"}; quota is None without a limit.
+    """
+    quotas = [found for directory in cgroup_directories(root) if (found := cpu_quota(directory)) is not None]
+    quota, group = min(quotas, default=(None, ""))
+    return {"cpus": sorted(os.sched_getaffinity(0)), "quota": quota, "quota_group": group}
+
+
+def cgroup_directories(root):
+    """Those that may limit this process: its own cgroups for the CPU, and all above them."""
+    try:
+        with open(os.path.join(root, "proc/self/cgroup")) as file:
+            lines = file.read().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        # Version 2 has no controllers here. Version 1 has a folder for them, and often a link for each.
+        for mount in {controllers, "cpu"} if controllers else ("", "unified"):
+            top = os.path.join(root, "sys/fs/cgroup", mount)
+            # In a container the path may be the host's, of which only the top is visible.
+            names = [name for name in path.split("/") if name not in ("", "..")]
+            for depth in range(len(names), -1, -1):
+                yield os.path.join(top, *names[:depth])
+
+
+def cpu_quota(directory):
+    """(CPUs, directory) if this cgroup has a limit."""
+
+    def read(name):
+        with open(os.path.join(directory, name)) as file:
+            return file.read()
+
+    with contextlib.suppress(OSError, ValueError):
+        quota, period = read("cpu.max").split()
+        return None if quota == "max" else (int(quota) / int(period), directory)
+    with contextlib.suppress(OSError, ValueError):
+        quota = int(read("cpu.cfs_quota_us"))
+        return (quota / int(read("cpu.cfs_period_us")), directory) if quota > 0 else None
+    return None
+
+
+def share_of_cores(mine, ranks):
+    """The number of threads for a rank, of the cores that it and the other ranks of its host may use.
+
+    mine: usable_cores() of the rank; ranks: those of all ranks of the host, itself included. A CPU that
+    several ranks may use is divided between them; a rank that is pinned to CPUs of its own has them all.
+    """
+    sets = [set(rank["cpus"]) for rank in ranks]
+    share = sum(1 / sum(cpu in cpus for cpus in sets) for cpu in mine["cpus"])
+    if mine["quota"] is not None:
+        sharers = sum(rank["quota_group"] == mine["quota_group"] for rank in ranks)
+        share = min(share, mine["quota"] / sharers)
+    return max(1, int(share + 1e-9))
+
+
+def share_cores(environment, cores):
+    """Sets the variables of THREAD_VARIABLES that are not set, in the environment of a rank.
+
+    DAD_THREADS_PER_RANK, the user's wish, replaces what is set. DAD_CORE_SHARE tells the rank what was done.
+    """
+    if not environment.get("DAD_LOCAL_SIZE", "").isdecimal():
+        return
+    num_ranks = int(environment["DAD_LOCAL_SIZE"])
+    wish = environment.get("DAD_THREADS_PER_RANK", "")
+    threads = int(wish) if wish.isdecimal() else share_of_cores(cores, [cores] * num_ranks)
+    if not wish and threads >= len(cores["cpus"]):
+        return  # the whole machine: every library has its own idea of that
+    chosen = []
+    for who, names in THREAD_VARIABLES.items():
+        if wish or not any(environment.get(name) for name in names):
+            environment.update(dict.fromkeys(names if wish else names[:1], str(threads)))
+            chosen.append(who)
+    environment["DAD_CORE_SHARE"] = json.dumps({"threads": threads, "for": chosen})
+
+
+# ---- orders
 
 
 def read_exactly(size):

@@ -118,7 +118,7 @@ def _hosts(args: argparse.Namespace) -> list[Host]:
 
 
 def _ssh(args: argparse.Namespace) -> SshOptions:
-    return SshOptions(args.ssh_port, args.ssh_identity_file)
+    return SshOptions(args.ssh_port, args.ssh_identity_file, args.ssh_strict_host_key_checking)
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _plugins() -> Iterator[Finding]:
 
 def _rendezvous() -> Iterator[Finding]:
     token = secrets.token_hex(8)
-    with RendezvousServer(token=token) as server:
+    with RendezvousServer("", token=token) as server:  # on all addresses, to try each
         addresses = dict.fromkeys(["127.0.0.1", *network.interface_addresses().values()])
         for address in addresses:
             if not KeyValueClient(f"http://{address}:{server.port}", request_timeout=5.0).is_server_of(token):
@@ -125,7 +125,7 @@ def _ports() -> Iterator[Finding]:
     servers: list[RendezvousServer] = []
     try:
         for _ in range(wanted):
-            servers.append(RendezvousServer())
+            servers.append(RendezvousServer("127.0.0.1"))
     except OSError as error:
         cure = "see: ss -s; sysctl net.ipv4.ip_local_port_range; ulimit -n"
         yield Finding(

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 from dad.runner.settings import LOG_LEVELS
+from dad.suggest import Parser
 
 _EPILOG = """\
 examples:
@@ -25,7 +26,7 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="dadrun",
         usage="dadrun -np N [-H host:slots,…] [options] command [arguments]",
         description="Starts one process per rank, shows their output, and ends them together.",
@@ -87,6 +88,12 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
     which.add_argument("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
+    group.add_argument(
+        "--ssh-strict-host-key-checking",
+        choices=("yes", "accept-new", "no"),
+        default="accept-new",
+        help="host keys that ssh accepts: known ones only, new ones too (default), or any, also changed ones",
+    )
     group.add_argument("--network-interfaces", metavar="A,B", help="interfaces that ranks use to talk")
     group.add_argument(
         "--network-interface", action="append", metavar="A", help="one interface; may be given several times"
@@ -112,6 +119,13 @@ def _add_dad(group: argparse._ArgumentGroup) -> None:
         "against NCCL on all GPUs, or on -np of them",
     )
     add("--report", metavar="FILE", help="bytes and times at exit (DAD_REPORT)")
+    add(
+        "--threads-per-rank",
+        type=int,
+        metavar="N",
+        help="threads of torch, TensorFlow and dad in each rank (default: the ranks of a host share the "
+        "cores that they may use; OMP_NUM_THREADS, MKL_NUM_THREADS and TF_NUM_INTRAOP_THREADS are kept)",
+    )
     add("--plan", action="store_const", const=True, help="print the plan after the first steps (DAD_PLAN)")
 
 

@@ -11,12 +11,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TextIO
+from typing import Any, TextIO
 
-from dad.runner.output import RankStream
+from dad.runner.output import RankStream, ranges
 from dad.runner.remote import GRACE_SECONDS, SIGN_OF_LIFE_SECONDS
+from dad.runner.tracebacks import TracebackFolder
 
 _POLL_SECONDS = 0.1
 # How long output is awaited from a rank that has ended; a daemon of its may hold the pipe open.
@@ -57,9 +58,15 @@ class RankProcess:
 class Job:
     """Runs until every process has ended. One failure ends the others."""
 
-    def __init__(self, processes: list[RankProcess], messages: TextIO = sys.stderr) -> None:
+    def __init__(
+        self,
+        processes: list[RankProcess],
+        messages: TextIO = sys.stderr,
+        tracebacks: TracebackFolder | None = None,
+    ) -> None:
         self._processes = processes
         self._messages = messages
+        self._tracebacks = tracebacks or TracebackFolder()
         self._selector = selectors.DefaultSelector()
         self._failed_at: float | None = None
         self._stopped_at: float | None = None
@@ -82,6 +89,7 @@ class Job:
             with self._catch_signals():
                 while not all(rank.done for rank in self._processes):
                     self._read_output(_POLL_SECONDS)
+                    self._pass_on(self._tracebacks.show_due)
                     self._note_exits()
                     self._stop_after_failure()
                     self._obey_signals()
@@ -102,13 +110,13 @@ class Job:
             except BlockingIOError:
                 continue
             if data:
-                self._pass_on(stream, data)
+                self._pass_on(stream.feed, data)
             else:
                 self._close_pipe(key)
 
-    def _pass_on(self, stream: RankStream, data: bytes) -> None:
+    def _pass_on(self, show: Callable[..., None], *arguments: Any) -> None:
         try:
-            stream.feed(data)
+            show(*arguments)
         except BrokenPipeError:
             # Whoever read our output has gone, as with `dadrun … | head`: nobody waits for the job.
             self._stop()
@@ -234,9 +242,10 @@ class Job:
     # ---- the end
 
     def _verdict(self) -> int:
+        culprit = None if self._signals else self._culprit()
+        self._pass_on(self._tracebacks.show_all, culprit and culprit.stderr)
         if self._signals:
             return 128 + self._signals[0]
-        culprit = self._culprit()
         if culprit is None:
             # Stopped by us for want of a reader.
             return 0 if self._stopped_at is None else 128 + signal.SIGPIPE
@@ -277,7 +286,12 @@ class Job:
             what = f"killed by signal {code - 128} ({signal.Signals(code - 128).name})"
         else:
             what = f"exit code {code}"
-        lines = [f"dadrun: {culprit.label} on {culprit.host} failed: {what}", *_last_lines(culprit)]
+        lines = [f"dadrun: {culprit.label} on {culprit.host} failed: {what}", *self._last_lines(culprit)]
+        if code == 128 + signal.SIGKILL and not (culprit.remote and culprit.killed_by):
+            lines.append(
+                "dadrun: the kernel sends SIGKILL when memory runs out; to see whether it did, run on "
+                f"{culprit.host}: dmesg -T | grep -i 'killed process'"
+            )
         if culprit.remote and any(_IS_MISSING.search(line) for line in culprit.stderr.tail):
             lines.append(
                 f"dadrun: {culprit.host} needs the same dad for the same interpreter, at the same paths; "
@@ -298,7 +312,7 @@ class Job:
         for rank in others:
             if rank.label == lost and rank.told_to_stop:
                 lines.append(f"dadrun: {lost} on {rank.host}, which it lost, was still there and was stopped")
-                lines += _last_lines(rank)
+                lines += self._last_lines(rank)
                 others.remove(rank)
                 break
         too = [rank for rank in others if rank.exit_code and not rank.told_to_stop]
@@ -311,6 +325,13 @@ class Job:
             lines.append(f"dadrun: the other {who} stopped")
         return "\n".join(lines)
 
+    def _last_lines(self, rank: RankProcess) -> list[str]:
+        if not rank.stderr.tail:
+            return ["  it wrote nothing to stderr"]
+        same = self._tracebacks.ranks_with(rank.stderr)
+        head = f"of stderr, the same on ranks {ranges(same)}:" if len(same) > 1 else "of its stderr:"
+        return [f"  the last lines {head}", *(f"    {line}" for line in rank.stderr.tail)]
+
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError):
             print(text, file=self._messages, flush=True)
@@ -322,12 +343,6 @@ def _lost_peer(rank: RankProcess, message: re.Pattern[str] = _PEER_LOST) -> str 
         if found := message.search(line):
             return f"rank {found[found.lastindex or 0]}"
     return None
-
-
-def _last_lines(rank: RankProcess) -> list[str]:
-    if not rank.stderr.tail:
-        return ["  it wrote nothing to stderr"]
-    return ["  the last lines of its stderr:", *(f"    {line}" for line in rank.stderr.tail)]
 
 
 def _by_signal(code: int | None) -> bool:

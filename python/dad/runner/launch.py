@@ -8,7 +8,7 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from dad.runner import network, remote
 from dad.runner.errors import LaunchError
@@ -17,6 +17,8 @@ from dad.runner.job import Job, RankProcess
 from dad.runner.output import RankStream, bytes_of, open_copies
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions, check_hosts
+from dad.runner.tracebacks import TracebackFolder
+from dad.world import new_job_id
 
 DEFAULT_START_TIMEOUT_SECONDS = 30.0
 _LOOPBACK = "127.0.0.1"
@@ -48,11 +50,6 @@ class Network:
     address: str
     interfaces: str | None
 
-    @property
-    def bind_address(self) -> str:
-        """A job of this machine alone is nobody else's business."""
-        return "" if self.remote_hosts else _LOOPBACK
-
 
 def plan_network(hosts: list[str], interfaces: str | None) -> Network:
     remote_hosts = [host for host in dict.fromkeys(hosts) if not network.is_local(host)]
@@ -74,11 +71,20 @@ def launch(plan: LaunchPlan, server: RendezvousServer | None = None) -> int:
 
     A `server` that is given must be reachable from all hosts; it is not stopped.
     """
+    working_directory()
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
     with serving(server, net) as port:
-        return Job(_start_all(plan, slots, net, port)).run()
+        tracebacks = TracebackFolder()
+        return Job(_start_all(plan, slots, net, port, tracebacks), tracebacks=tracebacks).run()
+
+
+def working_directory() -> str:
+    try:
+        return os.getcwd()
+    except FileNotFoundError as error:
+        raise LaunchError("the working directory has been deleted; cd to one that exists") from error
 
 
 @contextlib.contextmanager
@@ -87,8 +93,19 @@ def serving(server: RendezvousServer | None, net: Network) -> Iterator[int]:
     if server is not None:
         yield server.port
         return
-    with RendezvousServer(net.bind_address) as own:
+    with start_server(net) as own:
         yield own.port
+
+
+def start_server(net: Network) -> RendezvousServer:
+    """Only on the address that the ranks use."""
+    try:
+        return RendezvousServer(net.address)
+    except OSError as error:
+        raise LaunchError(
+            f"cannot listen on {net.address}, where the ranks would look for us: {error.strerror}; "
+            "name another interface with --network-interfaces"
+        ) from error
 
 
 def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
@@ -131,14 +148,17 @@ def interface_variables(net: Network, environment: dict[str, str], given: bool) 
     return {name: value for name, value in wanted.items() if name not in environment}
 
 
-def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> list[RankProcess]:
+def _start_all(
+    plan: LaunchPlan, slots: list[Slot], net: Network, port: int, tracebacks: TracebackFolder
+) -> list[RankProcess]:
     base = {**plan.environment, **plan.variables}
     base.update(interface_variables(net, base, given=plan.interfaces is not None))
+    base.setdefault("DAD_JOB_ID", new_job_id())
     started: list[RankProcess] = []
     try:
         for slot in slots:
             environment = {**base, **worker_variables(slot, net, port)}
-            started.append(_start(plan, slot, environment, slot.host in net.remote_hosts))
+            started.append(_start(plan, slot, environment, slot.host in net.remote_hosts, tracebacks))
     except BaseException:
         for rank in started:
             if rank.process.stdin is not None:
@@ -147,8 +167,10 @@ def _start_all(plan: LaunchPlan, slots: list[Slot], net: Network, port: int) -> 
     return started
 
 
-def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool) -> RankProcess:
-    cwd = os.getcwd()
+def _start(
+    plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool, tracebacks: TracebackFolder
+) -> RankProcess:
+    cwd = working_directory()
     out: BinaryIO | None = None
     err: BinaryIO | None = None
     if plan.output_dir is not None:
@@ -163,12 +185,14 @@ def _start(plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote:
     if plan.verbose:
         how = "over ssh" if is_remote else "here"
         print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)
-    times = plan.timestamps
+    shown: dict[str, Any] = {"timestamps": plan.timestamps}
     return RankProcess(
         label=f"rank {slot.rank}",
         host=slot.host,
         remote=is_remote,
         process=process,
-        stdout=RankStream(slot.rank, "stdout", bytes_of(sys.stdout), timestamps=times, copy=out),
-        stderr=RankStream(slot.rank, "stderr", bytes_of(sys.stderr), timestamps=times, copy=err),
+        stdout=RankStream(slot.rank, "stdout", bytes_of(sys.stdout), copy=out, **shown),
+        stderr=RankStream(
+            slot.rank, "stderr", bytes_of(sys.stderr), copy=err, tracebacks=tracebacks, **shown
+        ),
     )

@@ -10,6 +10,7 @@ import http.client
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,11 +19,16 @@ from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from dad.runner import network
+from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
+from dad.runner.output import ranges
 from dad.runner.rendezvous import RendezvousServer
-from dad.world import Meeting, World, WorldError
+from dad.world import Meeting, World, WorldError, new_job_id
 
 _SEATS = "dad_seats"
+_JOB = "dad_job"
+# Ranks that have not come after so long are named.
+_PATIENCE_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 # Keeps the server of rank 0 alive.
 _servers: list[RendezvousServer] = []
@@ -60,15 +66,7 @@ def meet(world: World) -> World:
     """The same world with a rendezvous address, and with no place left open."""
     deadline = time.monotonic() + world.start_timeout
     try:
-        if world.meeting.how == "ports":
-            return _meet_at_ports(world, deadline)
-        if world.meeting.how == "torchelastic":
-            world = replace(world, rendezvous=_meet_through_agent(world, deadline))
-        elif world.meeting.how == "mpi":
-            world = replace(world, rendezvous=_meet_through_mpi(world, deadline))
-        if world.is_complete:
-            return world
-        return _take_seats(world, _open(world.rendezvous), deadline)
+        return _name_job(_meet(world, deadline), deadline)
     except (TimeoutError, OSError, http.client.HTTPException) as error:
         raise WorldError(
             f"rank {world.rank} of {world.size} ({world.launcher}) did not meet the others within "
@@ -76,15 +74,40 @@ def meet(world: World) -> World:
         ) from error
 
 
+def _meet(world: World, deadline: float) -> World:
+    if world.meeting.how == "ports":
+        return _meet_at_ports(world, deadline)
+    if world.meeting.how == "torchelastic":
+        world = replace(world, rendezvous=_meet_through_agent(world, deadline))
+    elif world.meeting.how == "mpi":
+        world = replace(world, rendezvous=_meet_through_mpi(world, deadline))
+    if world.is_complete:
+        return world
+    return _take_seats(world, _open(world.rendezvous), deadline)
+
+
+def _name_job(world: World, deadline: float) -> World:
+    """dadrun has named it, or the ranks when they took their seats; else rank 0 does."""
+    if world.job:
+        return world
+    if world.rank == 0:
+        world = replace(world, job=new_job_id())
+        if world.size > 1:
+            _open(world.rendezvous).put(_JOB, "id", world.job.encode())
+    elif os.environ.get("DAD_REPORT"):
+        world = replace(world, job=_open(world.rendezvous).wait(_JOB, "id", deadline).decode())
+    return world
+
+
 def _open(url: str) -> _Store:
     return _FileStore(url) if url.startswith("file://") else KeyValueClient(url)
 
 
-def _serve(ports: tuple[int, ...], token: str) -> RendezvousServer:
-    """On the first of these ports that is free."""
+def _serve(host: str, ports: tuple[int, ...], token: str) -> RendezvousServer:
+    """On this address, "" for all, and the first of these ports that is free."""
     for port in ports:
         try:
-            server = RendezvousServer(port=port, token=token)
+            server = RendezvousServer(host, port, token)
         except OSError:
             continue
         _servers.append(server)
@@ -111,10 +134,10 @@ def _until(deadline: float, ask: Callable[[], _Answer | None], what: str) -> _An
 def _meet_at_ports(world: World, deadline: float) -> World:
     meeting = world.meeting
     if world.rank == 0:
-        port = _serve(meeting.ports, meeting.token).port
-        url = f"http://{meeting.host}:{port}"
-        # Our own server is asked at the loopback address: the name may stand for a proxy.
-        seats = KeyValueClient(f"http://127.0.0.1:{port}")
+        server = _serve(network.serving_address(meeting.host), meeting.ports, meeting.token)
+        url = f"http://{meeting.host}:{server.port}"
+        # Our own server is asked where it listens: the name may stand for a proxy.
+        seats = KeyValueClient(f"http://{server.host}:{server.port}")
         return _take_seats(replace(world, rendezvous=url), seats, deadline)
     while True:
         url = _until(
@@ -157,7 +180,7 @@ def _meet_through_agent(world: World, deadline: float) -> str:
         key = f"dad/rendezvous/{meeting.token}"
         if world.rank == 0:
             # The agent of rank 0 is the one at MASTER_ADDR.
-            port = _serve((0,), meeting.token).port
+            port = _serve(network.serving_address(meeting.host), (0,), meeting.token).port
             store.set(key, f"http://{meeting.host}:{port}")
         return str(store.get(key).decode())
     except RuntimeError as error:
@@ -169,8 +192,10 @@ def _meet_through_mpi(world: World, deadline: float) -> str:
     message = ""
     if world.rank == 0:
         token = secrets.token_hex(8)
-        port = _serve((0,), token).port
-        message = " ".join([token, *(f"http://{address}:{port}" for address in _own_addresses(world))])
+        addresses = _own_addresses(world)
+        # Which of several the other hosts can reach shows only when they try.
+        port = _serve(addresses[0] if len(addresses) == 1 else "", (0,), token).port
+        message = " ".join([token, *(f"http://{address}:{port}" for address in addresses)])
     token, *urls = _mpi_bootstrap()(message).split()
 
     def first_to_answer() -> str | None:
@@ -204,7 +229,7 @@ def _own_addresses(world: World) -> list[str]:
     wanted = (os.environ.get("DAD_GLOO_IFACE") or os.environ.get("HOROVOD_GLOO_IFACE") or "").split(",")
     found = network.interface_addresses()
     others = [name for name in found if not found[name].startswith("127.")]
-    order = [name for name in wanted if name in found] + others
+    order = [name for name in wanted if name in found] or others
     return list(dict.fromkeys(found[name] for name in order)) or ["127.0.0.1"]
 
 
@@ -212,17 +237,53 @@ def _own_addresses(world: World) -> list[str]:
 
 
 def _take_seats(world: World, store: _Store, deadline: float) -> World:
-    """Every rank tells its host; so each learns its place among those of its host and across hosts."""
-    host = world.hostname if world.has_named_host else network.machine_identity()
-    seat = {"host": f"{host} {world.agent}".strip(), "local_rank": world.local_rank, "name": world.hostname}
+    """Every rank tells its host; so each learns its place among those of its host and across hosts.
+
+    It also tells which cores it may use, so that ranks that share a machine can divide them.
+    """
+    machine = network.machine_identity()
+    host = world.hostname if world.has_named_host else machine
+    seat = {
+        "host": f"{host} {world.agent}".strip(),
+        "local_rank": world.local_rank,
+        "name": world.hostname,
+        "machine": machine,
+        "cores": usable_cores(),
+        "job": world.job or new_job_id(),
+        "server": urlsplit(world.rendezvous).hostname,
+    }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
+    patient_until = time.monotonic() + _PATIENCE_SECONDS
     for rank in range(world.size):
         try:
+            if patient_until < deadline:
+                try:
+                    seats.append(json.loads(store.wait(_SEATS, str(rank), patient_until)))
+                    continue
+                except TimeoutError:
+                    patient_until = deadline
+                    _name_missing(world, store, deadline)
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
+    if world.meeting.how == "mpi" and _servers and _servers[-1].serves_all_addresses:
+        # Now we know which of the addresses the others have chosen.
+        _servers[-1].keep_to({seat["server"] for seat in seats})
+    neighbours = [seat["cores"] for seat in seats if seat.get("machine") == machine]
+    world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0].get("job", ""))
     return _avoid_loopback(place_among(world, seats), seats)
+
+
+def _name_missing(world: World, store: _Store, deadline: float) -> None:
+    """One line of the lowest rank that has come."""
+    missing = [rank for rank in range(world.size) if store.get(_SEATS, str(rank)) is None]
+    if missing and world.rank == min(set(range(world.size)) - set(missing)):
+        noun = "ranks" if len(missing) > 1 else "rank"
+        sys.stderr.write(
+            f"[dad rank {world.rank}] still waiting for {noun} {ranges(missing)} of {world.size} to call "
+            f"init(); giving up in {deadline - time.monotonic():.0f} s (DAD_START_TIMEOUT)\n"
+        )
 
 
 def place_among(world: World, seats: list[dict[str, Any]]) -> World:

@@ -14,10 +14,18 @@ from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
 from dad.runner.job import Job, RankProcess
-from dad.runner.launch import LaunchPlan, Network, interface_variables, plan_network, serving
+from dad.runner.launch import (
+    LaunchPlan,
+    Network,
+    interface_variables,
+    plan_network,
+    serving,
+    working_directory,
+)
 from dad.runner.output import RankStream, bytes_of
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
+from dad.world import new_job_id
 
 # Places of an outer job, which would be taken for those of this one.
 _PLACE = re.compile(r"(DAD|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)|(OMPI|PMI|PMIX|PRTE)_.*|MPI_LOCAL.*")
@@ -60,7 +68,7 @@ def launch_with_mpirun(
             label="mpirun",
             host="localhost",
             remote=False,
-            process=remote.start_local(command, environment, os.getcwd()),
+            process=remote.start_local(command, environment, working_directory()),
             stdout=RankStream(0, "stdout", bytes_of(sys.stdout), prefix=False),
             stderr=RankStream(0, "stderr", bytes_of(sys.stderr), prefix=False),
         )
@@ -85,6 +93,7 @@ def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]
         name: value for name, value in base.items() if name.startswith(settings) or not _PLACE.fullmatch(name)
     }
     environment.update(interface_variables(net, environment, given=plan.interfaces is not None))
+    environment.setdefault("DAD_JOB_ID", new_job_id())
     environment["DAD_RENDEZVOUS"] = f"http://{net.address}:{port}"
     environment.setdefault("DAD_TRANSPORT", "mpi")
     environment["HOROVOD_CONTROLLER"] = environment["HOROVOD_CPU_OPERATIONS"] = "mpi"

@@ -97,6 +97,25 @@ def address_towards(host: str) -> str:
     return socket.gethostbyname(socket.gethostname())
 
 
+def serving_address(host: str) -> str:
+    """The address to listen on for ranks that look for this machine under the name `host`.
+
+    Empty, which means all, if the name does not tell: many machines give their own name a loopback
+    address (127.0.1.1), under which nobody else knows them.
+    """
+    found = addresses_of(host)
+    ours = [address for address in found if is_local(address)]
+    for plain in (host, "127.0.0.1"):  # an address, or localhost: then all ranks are here
+        if plain in ours:
+            return plain
+    if any(address.startswith("127.") for address in ours):
+        return ""
+    if ours:
+        return ours[0]
+    # The name of a service or a proxy that passes connections on to us.
+    return address_towards(host) if found else ""
+
+
 def _ssh_hostname(host: str) -> str:
     """What ssh's configuration makes of a name."""
     try:

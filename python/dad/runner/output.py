@@ -7,9 +7,22 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO, Protocol, TextIO
 
+from dad.runner.tracebacks import TracebackFolder, begins
+
 TAIL_LINES = 20
 # A line without an end is passed on in pieces of this size.
 MAX_LINE_BYTES = 1 << 16
+
+
+def ranges(numbers: list[int]) -> str:
+    """`0-3, 5` for 0, 1, 2, 3, 5."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
 
 
 class ByteSink(Protocol):
@@ -47,9 +60,13 @@ class RankStream:
         prefix: bool = True,
         timestamps: bool = False,
         copy: BinaryIO | None = None,
+        tracebacks: TracebackFolder | None = None,
     ) -> None:
+        self.rank = rank
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
-        self._label = f"[{rank}]<{name}>:" if prefix else ""
+        self._name = name
+        self._prefix = prefix
+        self._tracebacks = tracebacks
         self._timestamps = timestamps and prefix
         self._destination = destination
         self._copy = copy
@@ -79,14 +96,27 @@ class RankStream:
             self._copy = None
 
     def _emit(self, lines: list[bytes]) -> None:
-        if not lines:
-            return
-        stamp = time.asctime() if self._timestamps else ""
-        label = (stamp + self._label).encode()
         for line in lines:
             text = line.rstrip(b"\r\n")
             if text:
                 self.tail.append(text.decode(errors="replace"))
+        folder = self._tracebacks
+        if folder is not None:
+            shown = []
+            for line in lines:
+                if folder.holds(self) or begins(line):
+                    folder.hold(self, line)
+                else:
+                    shown.append(line)
+            lines = shown
+        self.write(lines, [self.rank])
+
+    def write(self, lines: list[bytes], ranks: list[int]) -> None:
+        """Lines of these ranks, with their prefix."""
+        if not lines:
+            return
+        stamp = time.asctime() if self._timestamps else ""
+        label = f"{stamp}[{ranges(ranks)}]<{self._name}>:".encode() if self._prefix else b""
         self._destination.write(b"".join(label + line for line in lines))
         self._destination.flush()
 

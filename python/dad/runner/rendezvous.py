@@ -15,6 +15,7 @@ import os
 import socket
 import threading
 import weakref
+from typing import Any
 
 HELLO_SCOPE = "dad"
 HELLO_KEY = "hello"
@@ -90,6 +91,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int]) -> None:
         self._lock = threading.Lock()
         self._scopes: dict[str, dict[str, bytes]] = {}
+        self.kept_to: frozenset[str] | None = None
         super().__init__(address, _Handler)
 
     def server_bind(self) -> None:
@@ -98,6 +100,10 @@ class _Server(http.server.ThreadingHTTPServer):
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = self.socket.getsockname()[:2]
+
+    def verify_request(self, request: Any, _client: object) -> bool:
+        """False closes the connection without an answer."""
+        return self.kept_to is None or request.getsockname()[0] in self.kept_to
 
     def handle_error(self, _request: object, _client: object) -> None:
         """A client that hangs up in the middle of a request is that client's business."""
@@ -123,11 +129,11 @@ class _Server(http.server.ThreadingHTTPServer):
 class RendezvousServer:
     """A key-value server on a thread of its own.
 
-    `host` "" means all IPv4 addresses; `port` 0 means any free one. Raises OSError if the
-    port is taken.
+    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. Raises OSError
+    if the port is taken.
     """
 
-    def __init__(self, host: str = "", port: int = 0, token: str = "") -> None:
+    def __init__(self, host: str, port: int = 0, token: str = "") -> None:
         self._server = _Server((host, port))
         self._server.put(HELLO_SCOPE, HELLO_KEY, token.encode())
         self._pid = os.getpid()
@@ -141,8 +147,21 @@ class RendezvousServer:
         _living.add(self)
 
     @property
+    def host(self) -> str:
+        """An address at which this process itself reaches the server."""
+        return "127.0.0.1" if self.serves_all_addresses else str(self._server.server_address[0])
+
+    @property
     def port(self) -> int:
         return self._server.server_port
+
+    @property
+    def serves_all_addresses(self) -> bool:
+        return self._server.server_address[0] == "0.0.0.0"
+
+    def keep_to(self, addresses: set[str]) -> None:
+        """From now on answers only who connects to one of these addresses."""
+        self._server.kept_to = frozenset(addresses)
 
     def get(self, scope: str, key: str) -> bytes | None:
         return self._server.get(scope, key)

@@ -15,6 +15,7 @@ from typing import Any
 
 from dad.compression import parse
 from dad.runner.errors import LaunchError
+from dad.suggest import nearest
 
 _MIB = 1 << 20
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
@@ -49,6 +50,12 @@ def _number(value: Any) -> str:
 def _whole(value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError("expected a whole number of at least 0")
+    return str(value)
+
+
+def _count(value: Any) -> str:
+    if _whole(value) == "0":
+        raise ValueError("expected a whole number of at least 1")
     return str(value)
 
 
@@ -192,6 +199,7 @@ SETTINGS = (
         _not,
     ),
     Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"), text=_number),
+    Setting("threads_per_rank", ("DAD_THREADS_PER_RANK",), "params", "threads_per_rank", _count),
     Setting("compression", ("DAD_COMPRESSION",), text=_method),
     Setting("report", ("DAD_REPORT",), text=_file),
     Setting("plan", ("DAD_PLAN",), text=_flag),
@@ -237,14 +245,18 @@ def read_config_file(args: argparse.Namespace) -> None:
     for group, entries in config.items():
         if group not in groups:
             known = ", ".join(["controller", *groups])
-            raise LaunchError(f"{args.config_file}: unknown group {group!r}; the groups are {known}")
+            hint = nearest(str(group), groups)
+            raise LaunchError(f"{args.config_file}: unknown group {group!r}{hint}; the groups are {known}")
         if not isinstance(entries or {}, dict):
             raise LaunchError(f"{args.config_file}: {group}: {entries}; expected entries such as key: value")
         for key, value in (entries or {}).items():
             row = rows.get((group, key))
             if row is None:
-                known = ", ".join(key for name, key in rows if name == group)
-                raise LaunchError(f"{args.config_file}: unknown key {group}.{key}; {group} has {known}")
+                keys = [key for name, key in rows if name == group]
+                hint = nearest(str(key), keys)
+                raise LaunchError(
+                    f"{args.config_file}: unknown key {group}.{key}{hint}; {group} has {', '.join(keys)}"
+                )
             if value is not None:
                 _text(row, value, f"{args.config_file}: {group}.{key}:")
             if getattr(args, row.argument) is None:

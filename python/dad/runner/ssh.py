@@ -21,6 +21,8 @@ _CURES = {
     "or name one with -i",
     "Connection refused": "no ssh server listens there; start it (apt-get install openssh-server), "
     "or name its port with -p",
+    "Host key verification failed": "its key is not the one in known_hosts. If that is as it should be: "
+    "ssh-keygen -R {host} forgets the old one, --ssh-strict-host-key-checking says which keys to accept",
     "Could not resolve": "no such name; give an address, or add the name to /etc/hosts or ~/.ssh/config",
 }
 
@@ -29,9 +31,12 @@ _CURES = {
 class SshOptions:
     port: int | None = None
     identity_file: str | None = None
+    # ssh's StrictHostKeyChecking: accept-new takes the key of a host that is not known yet, and refuses one
+    # that has changed; yes refuses both, no takes both.
+    host_keys: str = "accept-new"
 
     def arguments(self) -> list[str]:
-        arguments = ["-T", "-o", "BatchMode=yes", "-o", "StrictHostKeyChecking=no"]
+        arguments = ["-T", "-o", "BatchMode=yes", "-o", f"StrictHostKeyChecking={self.host_keys}"]
         arguments += ["-o", f"ConnectTimeout={_CONNECT_TIMEOUT_SECONDS}"]
         # A host that vanished is noticed after half a minute.
         arguments += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]

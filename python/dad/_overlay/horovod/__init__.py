@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.util
 import os
 import sys
 from collections.abc import Sequence
@@ -21,6 +20,10 @@ _ALIASES = {"torch": "dad.torch", "tensorflow": "dad.tensorflow", "keras": "dad.
 _HOROVOD_FILES = {"mpi_ops", "functions", "compression", "optimizer", "sync_batch_norm", "util"}
 
 
+# Beneath our packages, but the real one's: name -> the folder in it that has them.
+_PASSED_ON = {"horovod.tensorflow.data": "tensorflow"}
+
+
 class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds `horovod.torch.x` in `dad.torch.x`: the same module object, not a copy."""
 
@@ -29,6 +32,11 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if _dad_name(fullname) is None:
             return None
+        if fullname in _PASSED_ON:
+            places = [os.path.join(directory, _PASSED_ON[fullname]) for directory in _real_directories()]
+            return importlib.machinery.PathFinder.find_spec(fullname, places)
+        if fullname.startswith(tuple(f"{name}." for name in _PASSED_ON)):
+            return None  # found beside its package
         return importlib.machinery.ModuleSpec(fullname, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
@@ -39,6 +47,27 @@ class _AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = _dad_name(module.__name__)
         assert name is not None
         sys.modules[module.__name__] = _import(name)
+
+
+class _NotHere(importlib.abc.MetaPathFinder):
+    """The last to be asked: says why there is nothing of that name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> None:
+        if fullname.startswith("horovod."):
+            raise ModuleNotFoundError(
+                f"No module named {fullname!r}: dad takes the place of horovod.torch, horovod.tensorflow and "
+                "horovod.keras only; the rest comes from a real horovod, and "
+                + ("the one that is installed has no such module" if _real_directories() else _NO_HOROVOD),
+                name=fullname,
+            )
+
+
+_NO_HOROVOD = (
+    "none is installed (HOROVOD_SKIP_COMPILE=1 pip install horovod==0.28.1 installs its Python part, without "
+    "a compiler). To launch without it: dadrun, or dad.run()"
+)
 
 
 def _dad_name(fullname: str) -> str | None:
@@ -72,6 +101,7 @@ def _real_directories() -> list[str]:
 
 __path__ += _real_directories()  # type: ignore[name-defined]  # noqa: F821
 sys.meta_path.insert(0, _AliasFinder())
+sys.meta_path.append(_NotHere())
 
 
 def _real_version() -> str:
@@ -87,7 +117,6 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _real_version()
     if name == "run":
-        if importlib.util.find_spec("horovod.runner") is not None:
-            return importlib.import_module("horovod.runner").run
-        return importlib.import_module("dad").run
+        has_runner = any(os.path.isdir(os.path.join(place, "runner")) for place in _real_directories())
+        return importlib.import_module("horovod.runner" if has_runner else "dad").run
     raise AttributeError(f"module 'horovod' has no attribute {name!r}")

@@ -1,0 +1,145 @@
+"""Every environment variable that dad reads beside those of the core's option table.
+
+docs/options.md and `dad options` are made from that table (dad_core/util/options.cc) and from this one. A
+test compares the page with the names that the code mentions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from dad.suggest import nearest
+
+# One or two letters of a name may be wrong.
+_CLOSE = 0.9
+
+
+class Variable(NamedTuple):
+    """A row, as the core's table has it."""
+
+    name: str
+    default: str
+    dad_variable: str
+    horovod_variable: str
+    meaning: str
+
+
+JOB = (
+    Variable(
+        "compression",
+        "none",
+        "DAD_COMPRESSION",
+        "",
+        "The method for scripts that choose none, such as rank_dad:rank=4 or rank_dad(4) (methods.md).",
+    ),
+    Variable("plan", "", "DAD_PLAN", "", "1: rank 0 prints the plan after the first steps."),
+    Variable(
+        "report",
+        "",
+        "DAD_REPORT",
+        "",
+        "File to which every rank appends a line with its bytes and times when it ends (launching.md).",
+    ),
+    Variable(
+        "job_id",
+        "",
+        "DAD_JOB_ID",
+        "",
+        "Name of the job in reports, the same on all ranks. By default one is made up from the time.",
+    ),
+    Variable("seed", "0", "DAD_SEED", "", "Seed of what qsgd rounds at random, the same on all ranks."),
+    Variable(
+        "threads_per_rank",
+        "",
+        "DAD_THREADS_PER_RANK",
+        "",
+        "Threads of torch, TensorFlow and dad in each rank. By default the ranks of a host share the cores "
+        "that they may use, and what OMP_NUM_THREADS and the like say is kept (launching.md).",
+    ),
+)
+
+PLACE = (
+    Variable(
+        "rendezvous",
+        "",
+        "DAD_RENDEZVOUS",
+        "",
+        "Where ranks meet: http://HOST:PORT or file:///DIR, a fresh directory that all share.",
+    ),
+    Variable(
+        "rendezvous address",
+        "",
+        "",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR",
+        "The host of horovodrun's server; used if DAD_RENDEZVOUS is not set.",
+    ),
+    Variable("rendezvous port", "", "", "HOROVOD_GLOO_RENDEZVOUS_PORT", "Its port."),
+    Variable("rank", "", "DAD_RANK", "HOROVOD_RANK", "The rank of this process."),
+    Variable("size", "", "DAD_SIZE", "HOROVOD_SIZE", "The number of ranks."),
+    Variable("local_rank", "", "DAD_LOCAL_RANK", "HOROVOD_LOCAL_RANK", "The rank among those of the host."),
+    Variable("local_size", "", "DAD_LOCAL_SIZE", "HOROVOD_LOCAL_SIZE", "The number of ranks of the host."),
+    Variable(
+        "cross_rank",
+        "",
+        "DAD_CROSS_RANK",
+        "HOROVOD_CROSS_RANK",
+        "The number of the host among those that have this local rank.",
+    ),
+    Variable("cross_size", "", "DAD_CROSS_SIZE", "HOROVOD_CROSS_SIZE", "The number of such hosts."),
+    Variable(
+        "hostname",
+        "",
+        "DAD_HOSTNAME",
+        "HOROVOD_HOSTNAME",
+        "Name of the host: ranks with the same name share a host. By default the machine itself tells.",
+    ),
+)
+
+LIBRARIES = (
+    Variable("nccl library", "", "DAD_NCCL_LIBRARY", "", "Path of libnccl.so.2, if it is to be another one."),
+    Variable("cuda runtime", "", "DAD_CUDART_LIBRARY", "", "Path of libcudart.so."),
+    Variable("cublas library", "", "DAD_CUBLAS_LIBRARY", "", "Path of libcublas.so."),
+    Variable("cuda kernels", "", "DAD_CUDA_LIBRARY", "", "Path of dad's own kernels, libdad_cuda.so."),
+)
+
+SECTIONS = {"Jobs": JOB, "The place of a rank": PLACE, "Libraries for GPUs": LIBRARIES}
+
+# Names that the code mentions and that are no settings, each with the reason.
+_PASSED_ON = "a flag of horovodrun; dadrun sets it for scripts that look, and dad itself does not"
+_ELASTIC = "elastic launching sets it; optimizers then skip what needs a fixed number of ranks"
+NOT_SETTINGS = {
+    "DAD_CORE_SHARE": "dadrun tells its ranks which numbers of threads it has set",
+    "DAD_RUN_SECRET": "dad.run() signs what it sends to its ranks with it",
+    "DAD_ELASTIC": _ELASTIC,
+    "HOROVOD_ELASTIC": _ELASTIC,
+    "HOROVOD_CONTROLLER": "set as horovodrun sets it, for scripts that look",
+    "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _PASSED_ON,
+    "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _PASSED_ON,
+    "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _PASSED_ON,
+    "HOROVOD_AUTOTUNE_GAUSSIAN_PROCESS_NOISE": _PASSED_ON,
+    "HOROVOD_HIERARCHICAL_ALLGATHER": _PASSED_ON,
+    "HOROVOD_TORUS_ALLREDUCE": _PASSED_ON,
+    "HOROVOD_MPI_THREADS_DISABLE": _PASSED_ON,
+    "HOROVOD_NUM_NCCL_STREAMS": _PASSED_ON,
+    "HOROVOD_THREAD_AFFINITY": _PASSED_ON,
+}
+
+
+def misspelt(names: Iterable[str]) -> list[str]:
+    """A message for each variable that dad does not know, but that looks like one that it does."""
+    known = {name for rows in sections().values() for row in rows for name in row[2:4] if name}
+    known |= set(NOT_SETTINGS)
+    return [
+        f"{name} is not a variable of dad{hint}"
+        for name in sorted(names)
+        if name.startswith("DAD_") and name not in known and (hint := nearest(name, known, _CLOSE))
+    ]
+
+
+def sections() -> dict[str, list[Variable]]:
+    """All settings, those of the core first. ImportError if the core is not built."""
+    from dad._lib import _core
+
+    core = [Variable(*row) for row in _core.option_table()]
+    return {"The core": core, **{title: list(rows) for title, rows in SECTIONS.items()}}
