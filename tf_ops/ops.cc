@@ -51,7 +51,7 @@ absl::Status AlltoallShape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-#define DAD_TYPES "{uint8, int8, int16, int32, int64, half, bfloat16, float, double, bool}"
+#define DAD_TYPES "{uint8, int8, uint16, int16, int32, int64, half, bfloat16, float, double, bool}"
 
 REGISTER_OP("DadAllreduce")
     .Attr("T: list(" DAD_TYPES ") >= 1")

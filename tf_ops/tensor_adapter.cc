@@ -22,6 +22,7 @@ Result<DType> ToDType(tensorflow::DataType type) {
     case tensorflow::DT_FLOAT: return DType::kFloat32;
     case tensorflow::DT_DOUBLE: return DType::kFloat64;
     case tensorflow::DT_BOOL: return DType::kBool;
+    case tensorflow::DT_UINT16: return DType::kUint16;
     default:
       return Status::InvalidArgument("dtype " + tensorflow::DataTypeString(type) +
                                      " is not supported; convert the tensor first");
@@ -40,6 +41,7 @@ tensorflow::DataType ToDataType(DType dtype) {
     case DType::kFloat32: return tensorflow::DT_FLOAT;
     case DType::kFloat64: return tensorflow::DT_DOUBLE;
     case DType::kBool: return tensorflow::DT_BOOL;
+    case DType::kUint16: return tensorflow::DT_UINT16;
   }
   return tensorflow::DT_INVALID;
 }

@@ -24,11 +24,12 @@ Result<DType> ToDType(at::ScalarType type) {
     case at::kFloat: return DType::kFloat32;
     case at::kDouble: return DType::kFloat64;
     case at::kBool: return DType::kBool;
+    case at::kUInt16: return DType::kUint16;
     default:
       return Status::InvalidArgument(std::string("dtype ") + c10::toString(type) +
                                      " is not supported; convert the tensor first, to uint8, int8, "
-                                     "int16, int32, int64, float16, bfloat16, float32, float64 or "
-                                     "bool");
+                                     "uint16, int16, int32, int64, float16, bfloat16, float32, "
+                                     "float64 or bool");
   }
 }
 
@@ -44,6 +45,7 @@ at::ScalarType ToScalarType(DType dtype) {
     case DType::kFloat32: return at::kFloat;
     case DType::kFloat64: return at::kDouble;
     case DType::kBool: return at::kBool;
+    case DType::kUint16: return at::kUInt16;
   }
   return at::kByte;
 }

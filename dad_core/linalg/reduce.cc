@@ -302,6 +302,7 @@ Kernel FindKernel(DType dtype, ReduceOp op, CpuLevel level) {
     case DType::kFloat32: return KernelOf<FloatElement<float>>(op, level);
     case DType::kFloat64: return KernelOf<FloatElement<double>>(op, level);
     case DType::kBool: return KernelOf<BoolElement>(op, level);
+    case DType::kUint16: return KernelOf<IntElement<uint16_t>>(op, level);
   }
   return nullptr;
 }

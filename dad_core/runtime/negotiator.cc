@@ -6,9 +6,21 @@
 #include "util/hash.h"
 
 namespace dad {
+namespace {
 
-Negotiator::Negotiator(std::vector<int> members, const TensorCache* cache)
-    : members_(std::move(members)), cache_(cache), joined_(members_.size(), false) {}
+// Collectives that Horovod rejects while some rank has joined.
+bool NeedsEveryRank(OpKind kind) {
+  return kind == OpKind::kAllGather || kind == OpKind::kBroadcast || kind == OpKind::kAllToAll ||
+         kind == OpKind::kReduceScatter;
+}
+
+}  // namespace
+
+Negotiator::Negotiator(std::vector<int> members, const TensorCache* cache, bool join_strict)
+    : members_(std::move(members)),
+      cache_(cache),
+      join_strict_(join_strict),
+      joined_(members_.size(), false) {}
 
 bool Negotiator::any_joined() const {
   return std::find(joined_.begin(), joined_.end(), true) != joined_.end();
@@ -191,7 +203,17 @@ void Negotiator::Conclude(const Entry& entry, Decision& decision) const {
   for (size_t member = 0; member < members_.size(); ++member) {
     absent[member] = !entry.metas[member].has_value();
   }
-  if (std::find(absent.begin(), absent.end(), true) == absent.end()) absent.clear();
+  const auto first_absent = std::find(absent.begin(), absent.end(), true);
+  if (first_absent == absent.end()) {
+    absent.clear();
+  } else if (join_strict_ && NeedsEveryRank(base->kind)) {
+    const auto member = static_cast<size_t>(first_absent - absent.begin());
+    decision.failed.push_back({entry.key, std::string(Name(base->kind)) + " \"" + entry.key.name +
+                                              "\": rank " + std::to_string(members_[member]) +
+                                              " has joined, and with HOROVOD_JOIN_STRICT=1 only "
+                                              "allreduce works until all ranks have joined"});
+    return;
+  }
   decision.ready.push_back({*base, phase_key, std::move(absent)});
 }
 

@@ -37,7 +37,8 @@ struct Decision {
 class Negotiator {
  public:
   // `members`: global ranks of the process set, for messages to people.
-  Negotiator(std::vector<int> members, const TensorCache* cache);
+  // `join_strict`: only reductions and barriers may run while some rank has joined.
+  Negotiator(std::vector<int> members, const TensorCache* cache, bool join_strict = false);
 
   // One message from each member. InvalidArgument if one refers to an unknown
   // tensor: then the ranks have lost step, which is a bug.
@@ -69,6 +70,7 @@ class Negotiator {
 
   const std::vector<int> members_;
   const TensorCache* const cache_;
+  const bool join_strict_;
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::list<Entry> table_;  // in the order in which names were first seen

@@ -14,7 +14,9 @@ namespace {
 constexpr int64_t kDensePerBatch = 4;
 constexpr int64_t kSparseDensePerBatch = 1;
 
-bool NcclAdds(DType dtype) { return dtype != DType::kBool && dtype != DType::kInt16; }
+bool NcclAdds(DType dtype) {
+  return dtype != DType::kBool && dtype != DType::kInt16 && dtype != DType::kUint16;
+}
 
 }  // namespace
 

@@ -21,6 +21,7 @@ struct Card {
   std::string process_sets;
   int32_t cpu_level = 0;
   bool hierarchical = false;
+  bool join_strict = false;
   std::string hostname;
   std::string lacks_kernels;  // empty: it has what methods need on a device
   bool has_products = false;
@@ -46,6 +47,7 @@ std::vector<std::byte> Encode(const Card& card) {
   out.Text(card.process_sets);
   out.Value(card.cpu_level);
   out.Value(static_cast<uint8_t>(card.hierarchical));
+  out.Value(static_cast<uint8_t>(card.join_strict));
   out.Text(card.hostname);
   out.Text(card.lacks_kernels);
   out.Value(static_cast<uint8_t>(card.has_products));
@@ -65,6 +67,7 @@ Card Decode(ByteSpan bytes) {
   card.process_sets = in.Text();
   card.cpu_level = in.Value<int32_t>();
   card.hierarchical = in.Value<uint8_t>() != 0;
+  card.join_strict = in.Value<uint8_t>() != 0;
   card.hostname = in.Text();
   card.lacks_kernels = in.Text();
   card.has_products = in.Value<uint8_t>() != 0;
@@ -169,6 +172,7 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const Wo
                   Describe(process_sets),
                   static_cast<int32_t>(BestCpuLevel()),
                   mine.hierarchical_allreduce,
+                  mine.join_strict,
                   world.hostname,
                   bench.status().message(),
                   bench.ok() && bench.value()->has_products(),
@@ -202,14 +206,15 @@ Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const Wo
   if (first.fusion_bytes != mine.fusion_bytes || first.direct_bytes != mine.direct_bytes ||
       first.ring_bytes != card.ring_bytes || first.pack != mine.pack ||
       first.cache_capacity != mine.cache_capacity ||
-      first.hierarchical != mine.hierarchical_allreduce) {
+      first.hierarchical != mine.hierarchical_allreduce || first.join_strict != mine.join_strict) {
     DAD_LOG(Warning) << "options differ from those of rank 0, which count: fusion_bytes "
                      << first.fusion_bytes << ", direct_bytes " << first.direct_bytes
                      << ", ring_bytes " << first.ring_bytes << ", pack " << first.pack
                      << ", cache_capacity " << first.cache_capacity << ", hierarchical_allreduce "
-                     << first.hierarchical;
+                     << first.hierarchical << ", join_strict " << first.join_strict;
   }
   start.options.hierarchical_allreduce = first.hierarchical;
+  start.options.join_strict = first.join_strict;
   start.options.fusion_bytes = first.fusion_bytes;
   start.options.direct_bytes = first.direct_bytes;
   start.options.cache_capacity = first.cache_capacity;

@@ -95,6 +95,11 @@ constexpr Row kTable[] = {
      "give up "
      "speed for it.",
      [](const std::string& t, Options& o) { return ParseBool(t, o.deterministic); }},
+    {"join_strict", "0", "DAD_JOIN_STRICT", "HOROVOD_JOIN_STRICT",
+     "1: an allgather, broadcast, alltoall or reducescatter while some rank has joined is an "
+     "error, "
+     "as in Horovod. 0: joined ranks contribute no rows (or zeros).",
+     [](const std::string& t, Options& o) { return ParseBool(t, o.join_strict); }},
     {"threads", "0", "DAD_THREADS", "",
      "How many threads may work on one large tensor (sparse methods). 0: this rank's share of the "
      "cores of its host (DAD_THREADS_PER_RANK).",
@@ -132,9 +137,10 @@ constexpr Row kTable[] = {
        return std::string();
      }},
     {"timeline", "", "DAD_TIMELINE", "HOROVOD_TIMELINE",
-     "File for a Chrome trace from init() on; ranks above 0 append .<rank>.",
+     "File for a Chrome trace from init() on; ranks above 0 append .<rank>. DYNAMIC, which Horovod "
+     "requires before start_timeline(), has no effect.",
      [](const std::string& t, Options& o) {
-       o.timeline = t;
+       o.timeline = t == "DYNAMIC" ? "" : t;
        return std::string();
      }},
     {"timeline_mark_cycles", "0", "DAD_TIMELINE_MARK_CYCLES", "HOROVOD_TIMELINE_MARK_CYCLES",

@@ -8,6 +8,7 @@ size_t SizeOf(DType dtype) {
     case DType::kInt8:
     case DType::kBool: return 1;
     case DType::kInt16:
+    case DType::kUint16:
     case DType::kFloat16:
     case DType::kBFloat16: return 2;
     case DType::kInt32:
@@ -30,6 +31,7 @@ const char* Name(DType dtype) {
     case DType::kFloat32: return "float32";
     case DType::kFloat64: return "float64";
     case DType::kBool: return "bool";
+    case DType::kUint16: return "uint16";
   }
   return "unknown";
 }

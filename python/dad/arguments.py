@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any
 
+from dad._lib import _core
 from dad.basics import Adasum, Average, Max, Min, Product, Sum
 from dad.process_sets import ProcessSet
 
@@ -28,12 +29,22 @@ def reduce_op(op: int | None, average: bool | None = None) -> int:
     return op
 
 
+def scatter_op(op: int) -> int:
+    """The operation of a reducescatter; RuntimeError for Adasum, as in Horovod."""
+    if op == Adasum:
+        raise RuntimeError("reducescatter does not work with op=Adasum: use allreduce, or op=Sum or Average")
+    return reduce_op(op)
+
+
 def set_id(process_set: ProcessSet) -> int:
+    """The id of a set that exists; ValueError for any other."""
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r} is not a ProcessSet")
     number = process_set.process_set_id
     if number is None:
         raise ValueError(f"{process_set} was not given to init() or add_process_set()")
+    if number != 0 and not _core.process_set_ranks(number):
+        raise ValueError(f"{process_set}: there is no process set with this id; it may have been removed")
     return number
 
 

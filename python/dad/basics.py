@@ -15,6 +15,7 @@ from dad import process_sets as _process_sets
 from dad import report
 from dad._lib import _core
 from dad.process_sets import ProcessSet
+from dad.process_sets import ids_and_ranks as _get_process_set_ids_and_ranks  # noqa: F401  Horovod's name
 
 # The numbers of dad::ReduceOp.
 Sum = 0
@@ -34,8 +35,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     """Meets the other ranks; does nothing when this process has done so already.
 
     comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
-    process_sets: sets to make at once, in the same order on all ranks ("dynamic", which
-    Horovod wants before add_process_set(), is accepted and needs nothing).
+    process_sets: sets to make at once, in the same order on all ranks. "dynamic", which Horovod requires
+    before add_process_set(), is accepted and has no effect: sets can always be added. The same holds for
+    HOROVOD_DYNAMIC_PROCESS_SETS.
     """
     from dad.world import open_world
 
@@ -45,12 +47,15 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in sets]
     with _lock:
         if _core.is_initialized():
+            if sets:
+                _process_sets.attach(sets, _core.size())
             return
         world = open_world()
         size = world["size"]
         _check_comm(comm, size)
-        _process_sets.check(sets, size)
-        _core.init(world, [s.ranks for s in sets])
+        all_ranks = _process_sets.ranks_of_all(sets)
+        _process_sets.check(all_ranks, size)
+        _core.init(world, all_ranks)
         _process_sets.attach(sets, size)
         _register_exit()
         report.write_when_stopped()
@@ -219,3 +224,16 @@ def ddl_built() -> bool:
 
 def ccl_built() -> bool:
     return False
+
+
+def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
+    """Whether a framework sees a CUDA device; `ext_base_name` is "torch" or "tensorflow"."""
+    if ext_base_name == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if ext_base_name == "tensorflow":
+        import tensorflow as tf
+
+        return bool(tf.config.list_physical_devices("GPU"))
+    raise ValueError(f'ext_base_name={ext_base_name!r} is not "torch" or "tensorflow"')

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from dad._lib import _core
 
 
 class ProcessSet:
-    """Some ranks of the job. It can be used once init() or add_process_set() gave it an id."""
+    """Some ranks of the job. It can be used once init() or add_process_set() gave it an id.
 
-    def __init__(self, ranks: Iterable[int]) -> None:
-        # An mpi4py communicator is accepted for the ranks that are in it.
-        if hasattr(ranks, "Get_size"):
-            ranks = ranks.allgather(_world_rank_in_mpi())
+    ranks: the ranks, or an mpi4py communicator, whose members all construct the set.
+    """
+
+    def __init__(self, ranks: Iterable[int] | Any) -> None:
+        self.mpi_comm = ranks if hasattr(ranks, "Get_size") else None
+        if self.mpi_comm is not None:
+            ranks = self.mpi_comm.allgather(_world_in_mpi().Get_rank())
         ranks = sorted(ranks)
         if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
             raise ValueError(f"a ProcessSet is made of ranks, which are integers; got {ranks}")
@@ -40,24 +44,40 @@ class ProcessSet:
         return _core.rank() in self.ranks
 
     def __repr__(self) -> str:
-        return f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks})"
+        return (
+            f"ProcessSet(process_set_id={self.process_set_id}, ranks={self.ranks}, mpi_comm={self.mpi_comm})"
+        )
 
 
 global_process_set = ProcessSet([])
 global_process_set.process_set_id = 0
 
 
-def _world_rank_in_mpi() -> int:
+def _world_in_mpi() -> Any:
     from mpi4py import MPI
 
-    return MPI.COMM_WORLD.Get_rank()
+    return MPI.COMM_WORLD
 
 
-def check(process_sets: Sequence[ProcessSet], size: int) -> None:
-    """ValueError unless init() can make these sets in a world of `size` ranks."""
+def ranks_of_all(process_sets: Sequence[ProcessSet]) -> list[list[int]]:
+    """The ranks of all sets that init() makes, the same list on every rank.
+
+    Ranks may pass different communicators at one position, such as the parts of a split: each part becomes
+    a set, ordered by its lowest rank.
+    """
+    all_ranks = []
+    for process_set in process_sets:
+        parts = [process_set.ranks]
+        if process_set.mpi_comm is not None:
+            parts = sorted({tuple(ranks) for ranks in _world_in_mpi().allgather(process_set.ranks)})
+        all_ranks += [list(ranks) for ranks in parts]
+    return all_ranks
+
+
+def check(all_ranks: Sequence[Sequence[int]], size: int) -> None:
+    """ValueError unless init() can make sets of these ranks in a world of `size` ranks."""
     seen = {tuple(range(size))}
-    for number, process_set in enumerate(process_sets):
-        ranks = tuple(process_set.ranks)
+    for number, ranks in enumerate(map(tuple, all_ranks)):
         if not ranks or ranks[0] < 0 or ranks[-1] >= size:
             raise ValueError(f"process_sets[{number}] has ranks {list(ranks)}; possible are 0 to {size - 1}")
         if ranks in seen:
@@ -66,18 +86,29 @@ def check(process_sets: Sequence[ProcessSet], size: int) -> None:
 
 
 def attach(process_sets: Sequence[ProcessSet], size: int) -> None:
-    """Gives the sets that init() made their ids: 1, 2, … in the order given."""
+    """Gives the sets of init() their ids. ValueError if one does not exist, which happens only when init()
+    is called again."""
     global_process_set.ranks = list(range(size))
-    for number, process_set in enumerate(process_sets, start=1):
+    numbers = {tuple(ranks): number for number, ranks in ids_and_ranks().items()}
+    for process_set in process_sets:
+        number = numbers.get(tuple(process_set.ranks), 0)
+        if number == 0:
+            raise ValueError(
+                f"{process_set} cannot be made by init() after the first call: use add_process_set()"
+            )
         process_set.process_set_id = number
+
+
+def ids_and_ranks() -> dict[int, list[int]]:
+    """The ranks of every process set, the global one (0) included, by id."""
+    return {number: list(_core.process_set_ranks(number)) for number in sorted(_core.process_set_ids())}
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     """Makes a new set; all ranks of the job call it with the same ranks."""
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
-    existing = [_core.process_set_ranks(number) for number in _core.process_set_ids()]
-    if process_set.ranks in [list(ranks) for ranks in existing]:
+    if process_set.ranks in ids_and_ranks().values():
         raise ValueError(f"ranks {process_set.ranks} have a process set already")
     process_set.process_set_id = _core.add_process_set(process_set.ranks)
     return process_set

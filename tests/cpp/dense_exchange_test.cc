@@ -21,7 +21,7 @@ World MakeWorld(const TensorSpec& spec, std::vector<Member>& members, bool in_pl
   std::mt19937 random(seed);
   for (size_t r = 0; r < members.size(); ++r) {
     world.inputs.emplace_back(spec.dtype, spec.shape);
-    const bool is_unsigned = spec.dtype == DType::kUint8 || spec.dtype == DType::kBool;
+    const bool is_unsigned = IsUnsigned(spec.dtype);
     world.inputs.back().FillRandom(random, is_unsigned ? 0 : -9, 10);
     world.outputs.emplace_back(spec.dtype, spec.shape);
   }

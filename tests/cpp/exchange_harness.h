@@ -47,6 +47,7 @@ class Tensor {
       case DType::kFloat32: return Read<float>(i);
       case DType::kFloat64: return Read<double>(i);
       case DType::kBool: return Read<uint8_t>(i);
+      case DType::kUint16: return Read<uint16_t>(i);
     }
     return 0;
   }
@@ -63,6 +64,7 @@ class Tensor {
       case DType::kFloat32: return Write(i, static_cast<float>(x));
       case DType::kFloat64: return Write(i, x);
       case DType::kBool: return Write(i, static_cast<uint8_t>(x != 0));
+      case DType::kUint16: return Write(i, static_cast<uint16_t>(x));
     }
   }
 
@@ -241,10 +243,15 @@ inline void ExpectAllOk(const std::vector<Status>& status) {
   }
 }
 
+inline bool IsUnsigned(DType dtype) {
+  return dtype == DType::kUint8 || dtype == DType::kUint16 || dtype == DType::kBool;
+}
+
 inline const std::vector<DType>& AllDTypes() {
-  static const std::vector<DType> all = {
-      DType::kUint8,   DType::kInt8,     DType::kInt16,   DType::kInt32,   DType::kInt64,
-      DType::kFloat16, DType::kBFloat16, DType::kFloat32, DType::kFloat64, DType::kBool};
+  static const std::vector<DType> all = {DType::kUint8,    DType::kInt8,    DType::kInt16,
+                                         DType::kInt32,    DType::kInt64,   DType::kFloat16,
+                                         DType::kBFloat16, DType::kFloat32, DType::kFloat64,
+                                         DType::kBool,     DType::kUint16};
   return all;
 }
 

@@ -227,6 +227,25 @@ TEST(NegotiatorTest, AJoinedRootCannotBroadcast) {
   EXPECT_EQ(negotiator.Decide(messages).value().failed.size(), 1u);
 }
 
+TEST(NegotiatorTest, JoinStrictAllowsOnlyReductionsWhileARankHasJoined) {
+  NegotiationMessage joined;
+  joined.joined = true;
+  for (OpKind kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll,
+                      OpKind::kReduceScatter}) {
+    TensorCache cache(10);
+    Negotiator negotiator({0, 1}, &cache, /*join_strict=*/true);
+    RequestMeta meta = Meta("x");
+    meta.kind = kind;
+    meta.root_rank = 0;
+    const Decision decision = negotiator.Decide(std::vector{Fresh({meta}), joined}).value();
+    const bool allowed = kind == OpKind::kAllReduce;
+    EXPECT_EQ(decision.ready.size(), allowed ? 1u : 0u) << Name(kind);
+    ASSERT_EQ(decision.failed.size(), allowed ? 0u : 1u) << Name(kind);
+    if (allowed) continue;
+    EXPECT_NE(decision.failed[0].message.find("rank 1 has joined"), std::string::npos);
+  }
+}
+
 TEST(NegotiatorTest, AnUnknownNumberIsRefused) {
   TensorCache cache(10);
   Negotiator negotiator({0}, &cache);

@@ -13,6 +13,7 @@ namespace dad {
 namespace {
 
 using exchange_test::AllDTypes;
+using exchange_test::IsUnsigned;
 using exchange_test::Tensor;
 
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kAverage, ReduceOp::kMin, ReduceOp::kMax,
@@ -29,7 +30,7 @@ std::vector<Tensor> RandomInputs(int num, DType dtype, int64_t count, uint32_t s
   std::vector<Tensor> inputs;
   for (int r = 0; r < num; ++r) {
     inputs.emplace_back(dtype, Shape{count});
-    const bool is_unsigned = dtype == DType::kUint8 || dtype == DType::kBool;
+    const bool is_unsigned = IsUnsigned(dtype);
     inputs.back().FillRandom(random, is_unsigned ? 0 : -5, 6);
   }
   return inputs;
@@ -76,6 +77,9 @@ TEST(ReduceTest, EveryTypeAndOpAgreesWithDouble) {
             double expected = Reference(op, inputs, i, dtype);
             if (dtype == DType::kBool) expected = expected != 0;
             if (dtype == DType::kUint8) expected = static_cast<uint8_t>(expected);
+            if (dtype == DType::kUint16) {
+              expected = static_cast<uint16_t>(static_cast<int64_t>(expected));
+            }
             if (dtype == DType::kInt8) {
               expected = static_cast<int8_t>(static_cast<int64_t>(expected));
             }
@@ -141,7 +145,7 @@ TEST(ReduceTest, AverageOfEqualValuesComesBack) {
       for (int r = 0; r < num; ++r) {
         inputs.emplace_back(dtype, Shape{2});
         inputs.back().Set(0, dtype == DType::kBool ? 1 : 117);
-        inputs.back().Set(1, dtype == DType::kUint8 || dtype == DType::kBool ? 0 : -101);
+        inputs.back().Set(1, IsUnsigned(dtype) ? 0 : -101);
       }
       Tensor out(dtype, {2});
       ReduceInRankOrder(Pointers(inputs), out.View().data, 2, dtype, ReduceOp::kAverage, 1, 1, num);

@@ -54,6 +54,7 @@ inline void CheckAllReduceOfEveryType(Transport& t, int64_t scale) {
   ExpectSumOfRanks<uint8_t>(t, scale, DType::kUint8, [](float v) { return v; });
   ExpectSumOfRanks<int8_t>(t, scale, DType::kInt8, [](float v) { return v; });
   ExpectSumOfRanks<int16_t>(t, scale, DType::kInt16, [](float v) { return v; });
+  ExpectSumOfRanks<uint16_t>(t, scale, DType::kUint16, [](float v) { return v; });
   ExpectSumOfRanks<int32_t>(t, scale, DType::kInt32, [](float v) { return v; });
   ExpectSumOfRanks<int64_t>(t, scale, DType::kInt64, [](float v) { return v; });
   ExpectSumOfRanks<uint16_t>(t, scale, DType::kFloat16, FloatToHalf);

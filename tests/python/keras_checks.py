@@ -122,11 +122,9 @@ def check_gradients_that_add_up():
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
     # Horovod adds up without dividing.
     summed, doubled = make_model(), make_model()
-    fit(
-        summed,
-        hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2),
-        shard(hvd.rank()),
-    )
+    summing = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=2)
+    fit(summed, summing, shard(hvd.rank()))
+    assert summing._agg_helper.counter.numpy() == 0
     fit(
         doubled,
         hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)),

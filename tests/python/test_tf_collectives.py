@@ -23,7 +23,7 @@ def test_on_three_ranks(results, check):
 
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
-INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
+INTEGERS = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
 
 
 def values(rank, *shape):
@@ -140,6 +140,24 @@ def check_indexed_slices():
     assert hvd().allreduce(counts, op=hvd().Sum).values.dtype == counts.values.dtype
     raises(NotImplementedError, lambda: dense(hvd().Adasum), "sparse_as_dense")
     raises(NotImplementedError, lambda: dense(hvd().Max))
+    for dtype, quotient in {
+        "uint8": "float32",
+        "int8": "float32",
+        "uint16": "float32",
+        "int16": "float32",
+        "int32": "float64",
+        "int64": "float64",
+        "float16": "float16",
+        "bfloat16": "bfloat16",
+        "float32": "float32",
+    }.items():
+        small = tf.IndexedSlices(tf.cast([[1]], dtype), [rank], [5, 1])
+        for average in (hvd().allreduce(small), *hvd().grouped_allreduce([small])):
+            assert average.values.dtype == quotient, (dtype, average.values.dtype)
+            np.testing.assert_allclose(as_float64(average.values), [[1 / 3]] * 3, rtol=1e-2)
+    for factor in ("prescale_factor", "postscale_factor"):
+        raises(NotImplementedError, lambda f=factor: hvd().allreduce(slices, **{f: 0.5}), "IndexedSlices")
+        raises(NotImplementedError, lambda f=factor: hvd().grouped_allreduce([slices], **{f: 0.5}))
     both = hvd().grouped_allreduce([slices, tf.ones(2)], op=hvd().Sum)
     np.testing.assert_allclose(tf.convert_to_tensor(both[0]), expected)
     assert both[1].numpy().tolist() == [3.0, 3.0]
@@ -213,10 +231,10 @@ def check_alltoall():
         received, splits = run(tf.fill([3], float(rank)), tf.constant([0, 1, 2]))
         assert received.numpy().tolist() == [float(r) for r in range(size) for _ in range(rank)]
         assert splits.numpy().tolist() == [rank] * size
-    raises(ValueError, lambda: hvd().alltoall(tf.ones(4)), "cannot be divided evenly")
-    raises(ValueError, lambda: hvd().alltoall(tf.ones(4), [1, 1, 1]), "do not add up")
-    bad = tf.function(lambda x: hvd().alltoall(x, [1, 1, 1]))
-    raises(tf.errors.InvalidArgumentError, lambda: bad(tf.ones(4)), "add up")
+    wrong_splits = modes(lambda x: hvd().alltoall(x, [1, 1, 1]))
+    for bad, words in [(modes(hvd().alltoall), "divided evenly"), (wrong_splits, "add up")]:
+        for run in bad:
+            raises(tf.errors.InvalidArgumentError, lambda run=run: run(tf.ones(4)), words)
 
 
 def check_reducescatter():
@@ -297,6 +315,21 @@ def check_process_sets():
     assert int(hvd().process_set_included_op(pair.process_set_id)) == (hvd().rank() != 1)
     assert hvd().remove_process_set(pair)
     raises(ValueError, lambda: hvd().allreduce(tf.ones(1), process_set=pair), "was not given to init()")
+    pair.process_set_id = 10
+    raises(ValueError, lambda: hvd().allreduce(tf.ones(1), process_set=pair), "process_set_id=10")
+
+
+def check_names_that_scripts_take_from_horovods_modules():
+    h = hvd()
+    assert h.mpi_ops.allreduce is h.allreduce and h.mpi_ops._basics.size() == 3
+    assert h.util._executing_eagerly() and not tf.function(lambda: h._executing_eagerly())()
+    assert h.gpu_available("tensorflow") is False
+    kernel = tf.keras.layers.Dense(1)
+    kernel.build((1, 1))
+    for variables in ([tf.Variable(1.0), tf.Variable(2.0)], kernel.weights):
+        references = h.util.vars_to_refs(list(variables))
+        assert len({*references, *h.util.vars_to_refs(list(variables))}) == 2
+        assert all(a is b for a, b in zip(h.util.refs_to_vars(references), variables, strict=True))
 
 
 def check_misuse_is_an_error_before_anything_is_sent():

@@ -159,6 +159,16 @@ fit(partial, local, shard(hvd.rank()), 4)
 for number, weight in enumerate(partial.get_weights()):
     mine, other = hvd.allgather_object(weight)
     assert np.array_equal(mine, other) == (number >= 2), number
+import dad.keras
+partial = model()
+local = dad.keras.PartialDistributedOptimizer(keras.optimizers.SGD(0.05), local_layers=partial.layers[0])
+fit(partial, local, shard(hvd.rank()), 4)
+for number, weight in enumerate(partial.get_weights()):
+    mine, other = hvd.allgather_object(weight)
+    assert np.array_equal(mine, other) == (number >= 2), number
+summing = dad.keras.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=3)
+fit(model(), summing, shard(hvd.rank()), 4)  # 8 batches
+assert summing._agg_helper.counter.numpy() == 2 and summing.iterations.numpy() == 8
 variable = tf.Variable(1.0)
 for optimizer in (keras.optimizers.SGD(), keras.optimizers.legacy.SGD()):
     optimizer = hvd.DistributedOptimizer(optimizer)

@@ -354,6 +354,40 @@ def check_optimizers_of_tf1_in_eager_mode():
     )
 
 
+def check_adasum_of_tf1_optimizers_combines_the_ranks_own_steps():
+    v1, rank, size = tf.compat.v1, hvd().rank(), hvd().size()
+
+    def optimizer(**options):
+        # With momentum the second step is 1.9 times as long as the first.
+        return hvd().DistributedOptimizer(v1.train.MomentumOptimizer(0.1, 0.9), op=hvd().Adasum, **options)
+
+    def loss(a, b):
+        return a[rank] + tf.reduce_sum(b)
+
+    # Adasum adds orthogonal changes and takes the mean of equal ones.
+    a, b = tf.Variable(tf.ones(size)), tf.Variable(tf.ones(2))
+    optimizer().minimize(lambda: loss(a, b), var_list=[a, b])
+    np.testing.assert_allclose(a, np.full(size, 0.9), rtol=1e-5)
+    np.testing.assert_allclose(b, [0.9, 0.9], rtol=1e-5)
+    for passes in (1, 2):
+        with tf.Graph().as_default(), v1.Session() as session:
+            a = v1.get_variable("a", initializer=tf.ones(size))
+            b = v1.get_variable("b", initializer=tf.ones(2), use_resource=False)
+            train = optimizer(backward_passes_per_step=passes).minimize(loss(a, b))
+            session.run(v1.global_variables_initializer())
+            if passes > 1:
+                session.run(v1.local_variables_initializer())
+            for step, moved in enumerate([0.1, 0.29]):
+                session.run(train)
+                own = passes == 2 and step == 0  # nothing has been combined yet
+                expected = (
+                    np.where(np.arange(size) == rank, 1 - moved, 1) if own else np.full(size, 1 - moved)
+                )
+                np.testing.assert_allclose(session.run(a), expected, rtol=1e-5)
+                np.testing.assert_allclose(session.run(b), [1 - moved] * 2, rtol=1e-5)
+    raises(ValueError, lambda: optimizer(average_aggregated_gradients=True), "average_aggregated_gradients")
+
+
 def check_sync_batch_norm_equals_batch_norm_of_the_joined_batch():
     rank, size = hvd().rank(), hvd().size()
     parts = [
@@ -390,6 +424,9 @@ def check_sync_batch_norm_equals_batch_norm_of_the_joined_batch():
         np.testing.assert_allclose(sync.moving_mean, plain.moving_mean, rtol=1e-5)
         np.testing.assert_allclose(sync.moving_variance, plain.moving_variance, rtol=1e-3)
     raises(ValueError, lambda: hvd().SyncBatchNormalization(fused=True), "fused")
+    raises(ValueError, lambda: hvd().SyncBatchNormalization(virtual_batch_size=4), "virtual_batch_size=4")
+    dropped = {"fused": False, "virtual_batch_size": None, "adjustment": None}
+    assert hvd().SyncBatchNormalization(axis=1, **dropped).axis == 1
     config = keras.layers.serialize(sync)
     again = keras.layers.deserialize(
         config, custom_objects={"SyncBatchNormalization": hvd().SyncBatchNormalization}

@@ -25,7 +25,7 @@ def test_on_three_ranks(results, check):
 
 
 FLOATS = ["float16", "bfloat16", "float32", "float64"]
-INTEGERS = ["uint8", "int8", "int16", "int32", "int64"]
+INTEGERS = ["uint8", "int8", "uint16", "int16", "int32", "int64"]
 
 
 def tensor_of(dtype, *shape):
@@ -199,6 +199,8 @@ def check_reducescatter_gives_the_remainder_to_the_lowest_ranks():
     assert torch.equal(total, torch.arange(7.0).unsqueeze(1)[first : first + rows] * 3)
     a, b = hvd().grouped_reducescatter([torch.ones(3), torch.ones(6, 2)], op=hvd().Sum)
     assert a.tolist() == [3.0] and b.tolist() == [[3.0, 3.0]] * 2
+    for scatter in (hvd().reducescatter, hvd().reducescatter_async):
+        raises(RuntimeError, lambda scatter=scatter: scatter(x, op=hvd().Adasum), "Adasum")
 
 
 def check_sparse_allreduce():
@@ -430,6 +432,13 @@ def check_process_sets():
         assert hvd().allreduce(torch.ones(1), op=hvd().Sum).tolist() == [3.0]
     if rank == 1:
         raises(ValueError, lambda: hvd().allreduce(torch.ones(1), process_set=pair))
+    number = pair.process_set_id
+    assert str(pair) == f"ProcessSet(process_set_id={number}, ranks=[0, 2], mpi_comm=None)"
+    by_number = hvd().mpi_ops._basics._get_process_set_ids_and_ranks()
+    assert by_number == {0: [0, 1, 2], number: [0, 2]}
+    unknown = hvd().ProcessSet([0])
+    unknown.process_set_id = 10
+    raises(ValueError, lambda: hvd().allreduce(torch.ones(1), process_set=unknown), "process_set_id=10")
     assert hvd().remove_process_set(pair) is True
     assert pair.process_set_id is None and hvd().remove_process_set(hvd().global_process_set) is False
 

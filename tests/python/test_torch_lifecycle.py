@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from unittest.mock import patch
 
 import pytest
 
@@ -84,8 +85,69 @@ def check_static_process_sets():
     assert [s.process_set_id for s in sets] == [1, 2]
     mine = sets[0] if hvd().rank() == 1 else sets[1]
     assert hvd().allreduce(torch.ones(1), op=hvd().Sum, process_set=mine).item() == 1.0
+    same = hvd().ProcessSet([0])
+    hvd().init(process_sets=[same])
+    assert same.process_set_id == 2
+    hvd().shutdown()
+    hvd().init(process_sets=[[1]])  # plain lists of ranks
+    with pytest.raises(ValueError, match="use add_process_set"):
+        hvd().init(process_sets=[hvd().ProcessSet([0])])
     hvd().shutdown()
     hvd().init(process_sets="dynamic")
+
+
+class Communicator:
+    """An mpi4py communicator of this rank alone, as a split by rank gives."""
+
+    def Get_size(self):
+        return 1
+
+    def Get_rank(self):
+        return hvd().rank()
+
+    def allgather(self, value):
+        return [value]
+
+
+class World(Communicator):
+    def __init__(self, rank):
+        self.rank = rank
+
+    def Get_rank(self):
+        return self.rank
+
+    def allgather(self, value):
+        return [[0], [1]]
+
+
+def check_parts_of_a_split_communicator_become_process_sets():
+    rank = hvd().rank()
+    hvd().shutdown()
+    with patch("dad.process_sets._world_in_mpi", lambda: World(rank)):
+        mine = hvd().ProcessSet(Communicator())
+        hvd().init(process_sets=[mine])
+    assert mine.ranks == [rank] and mine.process_set_id == rank + 1
+    assert hvd().mpi_ops._basics._get_process_set_ids_and_ranks() == {0: [0, 1], 1: [0], 2: [1]}
+    assert hvd().allreduce(torch.ones(1), op=hvd().Sum, process_set=mine).item() == 1.0
+
+
+def check_join_strict_rejects_what_horovod_rejects():
+    hvd().shutdown()
+    os.environ["HOROVOD_JOIN_STRICT"] = "1"
+    try:
+        hvd().init()
+    finally:
+        del os.environ["HOROVOD_JOIN_STRICT"]
+    if hvd().rank() == 1:
+        with pytest.raises(hvd().HorovodInternalError, match="rank 0 has joined.*HOROVOD_JOIN_STRICT"):
+            hvd().allgather(torch.ones(2))
+        assert hvd().allreduce(torch.ones(1), op=hvd().Sum).item() == 1.0
+    assert hvd().join() == 1
+    hvd().shutdown()
+    hvd().init()
+    if hvd().rank() == 1:  # by default rank 0 adds no rows
+        assert hvd().allgather(torch.ones(2)).shape == (2,)
+    assert hvd().join() == 1
 
 
 def check_init_twice_is_once():

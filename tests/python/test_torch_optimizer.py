@@ -358,6 +358,8 @@ def check_freezing_thawing_and_adding_parameters():
 
     extra = nn.Parameter(torch.ones(4))
     optimizer.add_param_group({"params": [extra], "lr": 0.5})
+    names = optimizer._parameter_names
+    assert names[model[0].weight] == "0.weight" and extra in names and len(names) == 5
     for _ in range(3):
         optimizer.zero_grad()
         model(data() * extra).square().sum().backward()

@@ -20,6 +20,7 @@ struct Options {
   int64_t pack = 0;
   bool hierarchical_allreduce = false;
   bool deterministic = false;
+  bool join_strict = false;
   int64_t threads = 0;
   double timeout_seconds = 0;
   double start_timeout_seconds = 0;

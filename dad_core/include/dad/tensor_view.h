@@ -19,8 +19,9 @@ enum class DType : uint8_t {
   kFloat32,
   kFloat64,
   kBool,
+  kUint16,
 };
-inline constexpr int kNumDTypes = 10;
+inline constexpr int kNumDTypes = 11;
 
 size_t SizeOf(DType dtype);
 const char* Name(DType dtype);  // "float32"

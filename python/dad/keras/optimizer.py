@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -49,6 +53,13 @@ class DistributedMixin:
         self._dad.register_local(var)
 
     @property
+    def _agg_helper(self) -> Any:
+        """Horovod's name for what adds up gradients, as far as scripts use it: its `counter`, the number of
+        passes since gradients were last reduced."""
+        passes = self._dad_settings.backward_passes_per_step
+        return SimpleNamespace(counter=self._iterations.value % passes) if passes > 1 else None  # type: ignore[attr-defined]
+
+    @property
     def variables(self) -> Any:
         return _Variables(super().variables)  # type: ignore[misc]
 
@@ -94,6 +105,27 @@ def is_distributed(optimizer: Any) -> bool:
     return isinstance(optimizer, DistributedMixin) or isinstance(inner, DistributedMixin)
 
 
+def _or_legacy(wrap: Callable[..., Any]) -> Callable[..., Any]:
+    """Passes optimizers of tf_keras on to the function of the same name in dad.tensorflow.keras."""
+
+    @functools.wraps(wrap)
+    def call(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        legacy_keras = sys.modules.get("tf_keras")
+        if legacy_keras is None or not isinstance(optimizer, _legacy_classes(legacy_keras)):
+            return wrap(optimizer, *args, **kwargs)
+        from dad.tensorflow.keras import legacy
+
+        return getattr(legacy, wrap.__name__)(optimizer, *args, **kwargs)
+
+    return call
+
+
+def _legacy_classes(legacy_keras: Any) -> tuple[type, ...]:
+    optimizers = legacy_keras.optimizers
+    return (optimizers.Optimizer, optimizers.legacy.Optimizer)
+
+
+@_or_legacy
 def DistributedOptimizer(
     optimizer: Any,
     name: str | None = None,
@@ -132,7 +164,7 @@ def DistributedOptimizer(
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if op not in (Average, Sum):
         raise ValueError("op currently only supports Average and Sum")
-    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups, "variables")
+    groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups, "variables", stacklevel=4)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
     settings = Settings(
@@ -162,6 +194,7 @@ def DistributedOptimizer(
     return distributed
 
 
+@_or_legacy
 def PartialDistributedOptimizer(
     optimizer: Any,
     name: str | None = None,

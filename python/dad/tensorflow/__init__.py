@@ -17,6 +17,7 @@ from dad.basics import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
     is_homogeneous,
     is_initialized,
@@ -75,6 +76,9 @@ from dad.tensorflow.ops import (
 from dad.tensorflow.optimizer import DistributedOptimizer
 from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
 from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
+from dad.tensorflow.util import _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
+
+from dad.tensorflow import mpi_ops  # isort: skip  takes the names above
 
 
 def __getattr__(name: str) -> _NoReturn:

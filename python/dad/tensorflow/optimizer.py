@@ -7,9 +7,10 @@ from typing import Any
 import tensorflow as tf
 
 from dad.arguments import gradient_groups, require_model
-from dad.basics import Average
+from dad.basics import Adasum, Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import GradientReducer, new_stream
+from dad.tensorflow.v1_delta_optimizer import DistributedDeltaOptimizer
 from dad.tensorflow.v1_optimizer import DistributedV1Optimizer
 
 
@@ -36,6 +37,8 @@ def DistributedOptimizer(
 
     compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
     sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+    op: Average, Sum, and for optimizers of tf.compat.v1 also Adasum, which combines the changes that the
+        ranks' own steps make, not the gradients.
     backward_passes_per_step: gradients of so many calls add up locally before they are reduced and applied;
         average_aggregated_gradients divides by that number.
     gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
@@ -64,6 +67,8 @@ def DistributedOptimizer(
             scale_local_gradients=scale_local_gradients,
             model=model,
         )
+    if op == Adasum and average_aggregated_gradients:
+        raise ValueError("op=Adasum does not work with average_aggregated_gradients=True")
     groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
@@ -81,6 +86,5 @@ def DistributedOptimizer(
         new_stream(process_set),
         require_model(model),
     )
-    return DistributedV1Optimizer(
-        optimizer, name, use_locking, reducer, backward_passes_per_step, average_aggregated_gradients
-    )
+    cls = DistributedDeltaOptimizer if op == Adasum else DistributedV1Optimizer
+    return cls(optimizer, name, use_locking, reducer, backward_passes_per_step, average_aggregated_gradients)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import tensorflow as tf
@@ -31,7 +32,9 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
             raise ValueError("SyncBatchNormalization synchronizes by dad, not by tf.distribute")
         if not kwargs.get("name"):
             kwargs["name"] = _unique_name()
-        if not HAS_KERAS_3:
+        if HAS_KERAS_3:
+            kwargs = _without_dropped(kwargs)
+        else:
             kwargs["fused"] = False
         super().__init__(**kwargs)
         self._dad_stream = _STREAMS + _num_layers
@@ -78,6 +81,19 @@ class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
         config = super().get_config()
         config.pop("synchronized", None)
         return config
+
+
+# Arguments of tf_keras that releases of Keras 3 lack. The first three change the result.
+_LEGACY = ("renorm", "virtual_batch_size", "adjustment", "renorm_clipping", "renorm_momentum")
+
+
+def _without_dropped(kwargs: dict[str, Any]) -> dict[str, Any]:
+    known = inspect.signature(tf.keras.layers.BatchNormalization.__init__).parameters
+    dropped = [name for name in _LEGACY if name in kwargs and name not in known]
+    for name in dropped:
+        if kwargs[name] and name in _LEGACY[:3]:
+            raise ValueError(f"SyncBatchNormalization: this version of Keras has no {name}={kwargs[name]!r}")
+    return {name: value for name, value in kwargs.items() if name not in dropped}
 
 
 def _unique_name() -> str:

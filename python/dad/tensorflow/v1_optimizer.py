@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from dad.basics import Adasum
 from dad.tensorflow.gradients import GradientReducer
 from dad.tensorflow.graph import is_eager, plain
 
@@ -27,8 +26,6 @@ class DistributedV1Optimizer(v1.train.Optimizer):
         average_aggregated_gradients: bool,
     ) -> None:
         super().__init__(name=name or f"Distributed{type(optimizer).__name__}", use_locking=use_locking)
-        if reducer.op == Adasum:
-            raise NotImplementedError("op=Adasum: use hvd.allreduce(..., op=hvd.Adasum) or dad.torch")
         if backward_passes_per_step > 1 and is_eager():
             raise ValueError(
                 "backward_passes_per_step > 1 is not yet supported for tf.compat.v1 optimizers with eager "

@@ -17,6 +17,7 @@ from dad.basics import (
     ddl_built,
     gloo_built,
     gloo_enabled,
+    gpu_available,
     init,
     is_homogeneous,
     is_initialized,
@@ -84,6 +85,8 @@ from dad.torch.ops import (
 from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas
 from dad.torch.sync_batch_norm import SyncBatchNorm
+
+from dad.torch import mpi_ops  # isort: skip  takes the names above
 
 
 def __getattr__(name: str) -> NoReturn:

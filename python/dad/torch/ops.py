@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from dad.arguments import reduce_op, set_id
+from dad.arguments import reduce_op, scatter_op, set_id
 from dad.basics import Average, Sum
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import graph_ops  # noqa: F401  registers shapes and gradients
@@ -467,7 +467,7 @@ def reducescatter_async(
 ) -> int:
     """Starts a reduction of which every rank gets some rows, the lowest ranks one more where they do
     not divide evenly."""
-    op = reduce_op(op)
+    op = scatter_op(op)
     return _reduce_async(
         _REDUCESCATTER, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -495,7 +495,7 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    op = reduce_op(op)
+    op = scatter_op(op)
     return _reduce_async(
         _REDUCESCATTER, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
     )
@@ -515,7 +515,7 @@ def grouped_reducescatter(
         _some(tensors),
         name,
         compression,
-        reduce_op(op),
+        scatter_op(op),
         prescale_factor,
         postscale_factor,
         process_set,

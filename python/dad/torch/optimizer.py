@@ -35,6 +35,7 @@ class GradientOptimizer:
 
     _dad: GradientSync
     param_groups: list[dict[str, Any]]
+    _parameter_names: dict[torch.Tensor, str]  # under the name that Horovod has for it
 
     def _dad_init(self, sync: GradientSync, active: bool, model: torch.nn.Module | None) -> None:
         self._dad = sync
@@ -127,7 +128,9 @@ class GradientOptimizer:
         # torch's constructors call this too, when there is nothing to send yet.
         if "_dad" in self.__dict__ and self._dad_active:
             group = self.param_groups[-1]["params"]
-            self._dad.add(new_names(group, self._dad_model, self._dad.stream, len(self.param_groups) - 1), [])
+            named = new_names(group, self._dad_model, self._dad.stream, len(self.param_groups) - 1)
+            self._dad.add(named, [])
+            self._parameter_names |= {param: name for name, param in named}
 
     # Ours
 
@@ -262,6 +265,7 @@ def DistributedOptimizer(
         wrapped = _with_base(DeltaOptimizer, optimizer)
         named = name_parameters(optimizer.param_groups, named_parameters, prefix="adasum")
         wrapped._dad_init(named, compression, process_set)
+        wrapped._parameter_names = {param: name for name, param in named}
         return wrapped
 
     prefix = f"allreduce.noname.{next_stream(process_set)}"
@@ -278,6 +282,7 @@ def DistributedOptimizer(
     )
     wrapped = _with_base(GradientOptimizer, optimizer)
     wrapped._dad_init(sync, active, model)
+    wrapped._parameter_names = {param: name for name, param in named}
     if active:
         sync.add(named, grouped)
         _mark_sparse_layers(sync, model)

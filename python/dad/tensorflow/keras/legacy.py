@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import tensorflow as tf
@@ -63,6 +64,21 @@ class LegacyMixin:
 
     # backward_passes_per_step: gradients add up, and are reduced and applied every so many calls.
 
+    @property
+    def _dad_count(self) -> Any:
+        """How many passes have added up since gradients were last reduced."""
+        if "_dad_passes" not in self.__dict__:
+            with tf.init_scope():
+                passes = tf.Variable(0, trainable=False, dtype=tf.int64)
+            object.__setattr__(self, "_dad_passes", passes)
+        return self.__dict__["_dad_passes"]
+
+    @property
+    def _agg_helper(self) -> Any:
+        """Horovod's name for what adds up gradients, as far as scripts use it: its `counter`."""
+        aggregates = self._dad_settings.backward_passes_per_step > 1
+        return SimpleNamespace(counter=self._dad_count) if aggregates else None
+
     @plain
     def _dad_reduce(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[Any]:
         passes = self._dad_settings.backward_passes_per_step
@@ -70,7 +86,6 @@ class LegacyMixin:
             return self._dad(gradients, variables)
         with tf.init_scope():
             if "_dad_sums" not in self.__dict__:
-                object.__setattr__(self, "_dad_count", tf.Variable(0, trainable=False, dtype=tf.int64))
                 sums = [
                     None if g is None else tf.Variable(tf.zeros(v.shape, g.dtype), trainable=False)
                     for g, v in zip(gradients, variables, strict=True)
@@ -80,8 +95,8 @@ class LegacyMixin:
         there = [i for i, total in enumerate(sums) if total is not None]
         for i in there:
             sums[i].assign_add(tf.convert_to_tensor(gradients[i]))
-        count = self.__dict__["_dad_count"]
-        count.assign_add(1)
+        count = self._dad_count
+        count.assign((count + 1) % passes)
         used = [variables[i] for i in there]
 
         def reduce() -> list[Any]:
@@ -93,7 +108,7 @@ class LegacyMixin:
                 sums[i].assign(tf.zeros_like(sums[i]))
             return reduced
 
-        reduced = tf.cond(tf.equal(count % passes, 0), reduce, lambda: [sums[i].read_value() for i in there])
+        reduced = tf.cond(tf.equal(count, 0), reduce, lambda: [sums[i].read_value() for i in there])
         results: list[Any] = [None] * len(sums)
         for i, gradient in zip(there, reduced, strict=True):
             results[i] = gradient
@@ -117,7 +132,7 @@ class LegacyMixin:
             self.iterations.assign_add(1)  # type: ignore[attr-defined]
             return tf.constant(0)
 
-        tf.cond(tf.equal(self.__dict__["_dad_count"] % passes, 0), apply, wait)
+        tf.cond(tf.equal(self._dad_count, 0), apply, wait)
         return self.iterations  # type: ignore[attr-defined]
 
 
