@@ -112,36 +112,6 @@ def check_clipping():
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def check_clipping_what_is_not_there_warns_once():
-    for clip in (
-        lambda model: clip_grad_norm_(model.parameters(), 1.0),
-        lambda model: nn.utils.clip_grad_norm_(list(model.parameters()), 1.0),
-        lambda model: nn.utils.clip_grad_value_(model[0].weight, 1.0),
-    ):
-        for method, warns in (
-            ("dad", 1),
-            ("rank_dad:rank=1,error_feedback=False", 1),
-            ("int8", 0),
-            ("none", 0),
-        ):
-            model = net(torch.float32)
-            optimizer = distributed(model, method)
-            for step in range(3):
-                optimizer.zero_grad()
-                plain_32 = model(data(dtype=torch.float32)).sum()
-                plain_32.backward()
-                if step == 0:
-                    optimizer.step()  # observed
-                    continue
-                with warnings.catch_warnings(record=True) as seen:
-                    warnings.simplefilter("always")
-                    clip(model)
-                optimizer.step()
-                texts = [str(w.message) for w in seen if "optimizer.synchronize()" in str(w.message)]
-                assert len(texts) == (warns if step == 1 else 0), (method, step, texts)
-                assert all(w.filename == __file__ for w in seen), [w.filename for w in seen]
-
-
 def check_closures():
     for make in (
         lambda params: torch.optim.SGD(params, lr=1e-3),

@@ -1,4 +1,4 @@
-"""What autograd calls when a parameter gets a gradient.
+"""What is called when a parameter gets a gradient, and when somebody uses it.
 
 None of these keeps the optimizer alive: a parameter outlives optimizers that were made for it.
 """
@@ -39,6 +39,15 @@ class _Guard(_Hook):
         sync, slot = self._sync(), self._slot()
         if sync is not None and slot is not None:
             sync.comes(slot)
+
+
+class Access(_Hook):
+    """Somebody is about to use .grad (pending_grad.py)."""
+
+    def __call__(self) -> None:
+        sync, slot = self._sync(), self._slot()
+        if sync is not None and slot is not None:
+            sync.before_access(slot)
 
 
 _torch.capture_overlook_hooks(_Guard)

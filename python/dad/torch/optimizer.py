@@ -87,6 +87,7 @@ class GradientOptimizer:
         arguments = () if closure is None else (closure,)
         loss = super().step(*arguments, **kwargs)  # type: ignore[misc]
         self._dad_synchronized = None
+        self._dad_end_step()
         self._dad_print_plan()
         return loss
 
@@ -97,11 +98,12 @@ class GradientOptimizer:
             print(format_plan(self.plan()), file=sys.stderr, flush=True)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        if self._dad.touched:
+        if self._dad.touched and not self._dad.is_reduced():
             raise AssertionError(
                 "zero_grad() between backward() and step(): gradients are still on their way; "
                 "call step() or synchronize() first"
             )
+        self._dad_end_step()  # it was left out, because of the gradients' norm, say
         # GradScaler may have left out the step that this flag was for.
         self._dad_synchronized = None
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
@@ -151,6 +153,11 @@ class GradientOptimizer:
         if self._dad_active and (self._dad_synchronized is None or self._dad.touched):
             self._dad.synchronize()
         self._dad_synchronized = by
+
+    def _dad_end_step(self) -> None:
+        """Ends a step whose gradients were read without synchronize()."""
+        if self._dad.is_reduced():
+            self._dad.end_step()
 
     def _dad_synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, with its gradients reduced when it returns."""
