@@ -47,8 +47,10 @@ class GradientOptimizer:
     # Horovod's methods
 
     def synchronize(self) -> None:
-        """Waits until every .grad is the reduced one, for what has to happen before step(): clipping, say.
-        Then call step() within skip_synchronize()."""
+        """Waits until every .grad is the reduced one. Then call step() within skip_synchronize().
+
+        Code that reads or changes .grad between backward() and step() does not need this: the first access
+        waits."""
         self._dad_wait("user")
 
     @contextmanager
@@ -218,7 +220,8 @@ def DistributedOptimizer(
     weighted: bool = False,
 ) -> Any:
     """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
-    before it uses them. They are sent while backward() still runs; step() waits for them.
+    before it uses them. They are sent while backward() still runs. step() waits for them, and so does
+    whoever uses .grad before, for example to clip it.
 
     named_parameters: model.named_parameters(); names the tensors in errors, timelines and statistics.
     compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
