@@ -361,22 +361,29 @@ def check_compiled_code():
                 param.grad.mul_(0.5)
 
     compiled = torch.compile(scale, backend="eager")
-    model = net()
-    run = torch.compile(model, backend="eager")
-    optimizer = distributed(model)
-    twin = copy.deepcopy(model)
-    alone = torch.optim.SGD(twin.parameters(), lr=1e-2)
-    for step in range(4):
-        x = batches(step)
-        optimizer.zero_grad()
-        run(x[hvd().rank()]).sin().sum().backward()
-        compiled(list(model.parameters()))
-        optimizer.step()
-        alone.zero_grad()
-        (sum(twin(batch).sin().sum() for batch in x) / NUM_RANKS).backward()
-        scale(list(twin.parameters()))
-        alone.step()
-        assert_close(model, twin, f"step {step}")
+    for compiled_autograd in (False, True):
+        model = net()
+        del model.unused  # compiled autograd has no end of a pass: all parameters have to be used
+        optimizer = distributed(model)
+        twin = copy.deepcopy(model)
+        alone = torch.optim.SGD(twin.parameters(), lr=1e-2)
+
+        @torch.compile(backend="eager")
+        def backward(x, model=model):
+            model(x).sin().sum().backward()
+
+        for step in range(4):
+            x = batches(step)
+            optimizer.zero_grad()
+            with torch._dynamo.config.patch(compiled_autograd=compiled_autograd):
+                backward(x[hvd().rank()])
+            compiled(list(model.parameters()))
+            optimizer.step()
+            alone.zero_grad()
+            (sum(twin(batch).sin().sum() for batch in x) / NUM_RANKS).backward()
+            scale(list(twin.parameters()))
+            alone.step()
+            assert_close(model, twin, f"compiled autograd {compiled_autograd}, step {step}")
 
 
 def check_hooks_during_backward_see_the_local_gradient():
@@ -411,6 +418,70 @@ def check_parameters_remain_what_they_are():
     del optimizer
     gc.collect()
     assert all(type(param) is nn.Parameter for param in model.parameters())
+
+
+def check_backward_to_a_part_of_the_parameters():
+    rank = hvd().rank()
+    for compression in EXACT:
+        model = net()
+        optimizer = distributed(model, compression)
+        twin = copy.deepcopy(model)
+        alone = torch.optim.SGD(twin.parameters(), lr=1e-2)
+        for step in range(4):
+            x = batches(step)
+            optimizer.zero_grad()
+            loss = loss_of(model, x[rank])
+            parts = (model.trunk, model.first) if step % 2 else (model.first,)
+            loss.backward(inputs=[p for part in parts for p in part.parameters()], retain_graph=True)
+            if step == 3:
+                loss.backward(inputs=list(model.second.parameters()))
+            clip_by_hand(model)
+            optimizer.step()
+            alone.zero_grad()
+            parts = [twin.first, *([twin.trunk] if step % 2 else []), *([twin.second] if step == 3 else [])]
+            total = sum(loss_of(twin, batch) for batch in x) / NUM_RANKS
+            total.backward(inputs=[p for part in parts for p in part.parameters()])
+            clip_by_hand(twin)
+            alone.step()
+            assert_close(model, twin, f"{compression} step {step}")
+
+
+def check_ranks_that_have_joined():
+    for compression in ("none", "dad", "rank_dad:rank=2"):
+        model = net()
+        optimizer = distributed(model, compression)
+        for step in range(2 + hvd().rank()):
+            optimizer.zero_grad()
+            loss_of(model, batches(step)[hvd().rank()]).backward()
+            clip_norm(model)
+            optimizer.step()
+        last = hvd().join()
+        assert last == NUM_RANKS - 1
+        hvd().broadcast_parameters(model.state_dict(), root_rank=last)
+        optimizer.zero_grad()
+        loss_of(model, batches(9)[hvd().rank()]).backward()
+        clip_norm(model)
+        optimizer.step()
+        hvd().check_replicas(model)
+
+
+def check_a_rank_that_leaves():
+    model = net()
+    optimizer = distributed(model)
+    if hvd().rank() != 1:
+        loss_of(model, batches(0)[0]).backward()
+        with pytest.raises(hvd().HorovodInternalError, match="rank 1"):
+            clip_norm(model)
+        with pytest.raises(hvd().HorovodInternalError, match="rank 1"):
+            optimizer.step()
+    hvd().shutdown()
+    hvd().init()
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, batches(step)[hvd().rank()]).backward()
+        clip_norm(model)
+        optimizer.step()
+        hvd().check_replicas(model)
 
 
 def check_what_goes_wrong_is_raised_to_the_reader_and_by_step():

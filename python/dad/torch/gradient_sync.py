@@ -192,7 +192,6 @@ class GradientSync:
             slot.add_square()
         if slot.passes_left > 0:
             return
-        self._watch_after_backward()
         waits = slot.method is not None and (slot in self._held or self._may_differ())
         if waits:
             slot.take_early()  # a pass that is refused would add to them
@@ -200,6 +199,7 @@ class GradientSync:
             unit.missing -= 1
             if unit.missing == 0 and not waits:
                 unit.send(self)
+        self._watch_after_backward()
 
     def _begin_step(self) -> None:
         self.touched = True
@@ -209,7 +209,11 @@ class GradientSync:
     def _watch_after_backward(self) -> None:
         """Watches .grad from the end of this backward pass on. Code that runs during the pass, such as a
         user's hooks, reads local gradients."""
-        if self._backward_pass != torch._C._current_graph_task_id():
+        if hooks.in_compiled_autograd():  # which has no callbacks after a pass
+            trained = [slot for slot in self.slots.values() if slot.param.requires_grad]
+            if all(slot.passes_left == 0 for slot in trained):
+                self._after_backward()
+        elif self._backward_pass != torch._C._current_graph_task_id():
             self._backward_pass = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
