@@ -219,6 +219,40 @@ def check_custom_train_step():
     assert_equals_plain_keras(lambda: keras.optimizers.SGD(0.05), model)
 
 
+def check_gradients_that_a_train_step_of_torch_changes():
+    """With a method, .grad is the reduced gradient after backward(), and what a script makes of it is used."""
+    if on_tensorflow():
+        pytest.skip("written for torch")
+    if hvd.size() == 1:
+        pytest.skip("with one rank there is no exchange")
+    import torch
+
+    class Custom(keras.Sequential):
+        def train_step(self, data):
+            x, y = data
+            self.zero_grad()
+            loss = self.compute_loss(x, y, self(x, training=True))
+            loss.backward()
+            gradients = [weight.value.grad for weight in self.trainable_weights]
+            norm = torch.stack([gradient.norm() for gradient in gradients]).norm()
+            with torch.no_grad():
+                self.optimizer.apply([g * 0.01 / norm for g in gradients], self.trainable_weights)
+            return {"loss": loss.detach()}
+
+    def model():
+        keras.utils.set_random_seed(4)
+        return Custom([keras.Input((COLUMNS,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+
+    for method in ("dad", "edad"):
+        ours, theirs = model(), model()
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression=method, model=ours)
+        fit(ours, optimizer, shard(hvd.rank()))
+        fit(theirs, keras.optimizers.SGD(0.05), joined(), batch_size=ROWS * hvd.size())
+        for a, b in zip(ours.get_weights(), theirs.get_weights(), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+        assert_replicas_are_equal(ours)
+
+
 def check_modes_of_running():
     make = lambda: keras.optimizers.SGD(0.05, momentum=0.9)  # noqa: E731
     assert_equals_plain_keras(make, compile_options={"run_eagerly": True}, epochs=1)

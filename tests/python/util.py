@@ -99,12 +99,12 @@ def launched_once(file: str, num_ranks: int, **environment: str) -> Any:
 
 
 @contextlib.contextmanager
-def slow_link():
-    """`exact` sees a link on which bytes count."""
+def slow_link(bytes_per_second: float = 1e5):
+    """`exact` sees a link on which bytes count, or another one."""
     from dad import link
 
     rate = link._link_rate
-    link._link_rate = lambda process_set: 1e5
+    link._link_rate = lambda process_set: bytes_per_second
     try:
         yield
     finally:

@@ -212,8 +212,10 @@ class MethodReducer(GradientReducer):
             dense = GradientReducer(replace(self.settings, compression=Compression.none), self.name)
             dense._local = self._local
             return dense(gradients, variables)
+        # Whoever reads .grad after backward() gets what is reduced, and may have changed it.
+        is_reduced = self._sync.is_reduced()
         self._sync.synchronize()
-        results = [variable.value.grad for variable in variables]
+        results = list(gradients) if is_reduced else [variable.value.grad for variable in variables]
         if self.settings.scale_local_gradients:
             size = self.settings.process_set.size()
             for i, variable in enumerate(variables):

@@ -5,6 +5,13 @@ of layers by a factor method, a quantised tensor. It is sent by the hook of the 
 its gradient, so that the wire is busy while backward() goes on. synchronize() sends what no hook has sent
 (parameters that this rank did not use), so that all ranks send the same units, and waits.
 
+After a backward pass that was the last one of a step for some parameter, .grad is watched (pending_grad.py).
+Using it does what synchronize() does, short of ending the step, so the user sees the reduced gradient and may
+change it. All ranks send everything then: if a rank waited only for what it has sent itself, two ranks that
+used different parameters would wait for each other. The exception is a step with several backward() calls
+over different parameters. Until as many have run as in the step before, using a gradient that is complete
+waits for that one only, since the others are still to come.
+
 Methods that work on layers need a plan, which is made of what all ranks saw in a step. Their first step
 after the warm-up is therefore held: its units are made and sent by synchronize(). So is the step after
 one in which a rank asked for a new plan.
@@ -19,9 +26,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import itertools
-import warnings
-import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +44,7 @@ from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
 from dad.state_keeper import StateKeeper
 from dad.states import saved_shares
-from dad.torch import capture, clipping, grad_scaler, hooks, ops
+from dad.torch import capture, grad_scaler, hooks, ops, pending_grad
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
 from dad.torch.checkpoint import as_arrays, as_tensors
@@ -54,7 +59,6 @@ from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 # user's own collectives.
 _num_streams: collections.Counter[int | None] = collections.Counter()
 _capture_owners = itertools.count(1)
-_live: weakref.WeakSet[GradientSync] = weakref.WeakSet()
 _MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
 
 
@@ -92,6 +96,11 @@ class GradientSync:
         self.slots: dict[torch.Tensor, Slot] = {}
         self.touched = False  # a gradient came since the last synchronize()
         self._refused = False  # and one too many
+        self._backward_pass = -1  # torch's number of the pass at whose end .grad will be watched
+        self._backward_calls = 0  # of this step, that were the last one for some parameter
+        self._usual_backward_calls = 0  # in the step before; 0: there was none
+        self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
+        self._failed: list[Exception] = []  # raised in this step to a reader of .grad
         self.steps = 0  # that were synchronized
         self.plan: planner.Plan | None = None
         self.replan_wanted = False
@@ -102,7 +111,6 @@ class GradientSync:
         self._postponed = -1  # until there have been other joins than these
         self._joins = ops.joins()
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
-        _live.add(self)
 
     # Which parameters
 
@@ -154,11 +162,19 @@ class GradientSync:
     def comes(self, slot: Slot) -> None:
         """Before autograd adds a gradient to what this rank has of it, which may be on its way: then the
         sum would be another one on each rank. Nothing has happened to this step; it can be ended."""
+        self._unwatch()  # this is not the step's first backward pass
         if slot.passes_left == 0:
             self._refused = True
             raise AssertionError(
                 f'"{slot.name}" got more than backward_passes_per_step={self.passes} gradients before step: '
                 "call step() earlier, or raise backward_passes_per_step"
+            )
+        if any(unit.was_sent for unit in slot.units):
+            self._refused = True
+            raise AssertionError(
+                f'"{slot.name}" got a gradient after it had been sent: .grad was read or clipped between two '
+                "backward() calls of one step, when this parameter had no gradient yet. Read or clip "
+                "gradients after the last backward(), or only those that are complete"
             )
 
     def arrived(self, slot: Slot) -> None:
@@ -183,11 +199,54 @@ class GradientSync:
             unit.missing -= 1
             if unit.missing == 0 and not waits:
                 unit.send(self)
+        self._watch_after_backward()
 
     def _begin_step(self) -> None:
         self.touched = True
         for slot in self.slots.values():
             slot.returned = None  # the step before has been applied
+
+    def _watch_after_backward(self) -> None:
+        """Watches .grad from the end of this backward pass on. Code that runs during the pass, such as a
+        user's hooks, reads local gradients."""
+        if hooks.in_compiled_autograd():  # which has no callbacks after a pass
+            trained = [slot for slot in self.slots.values() if slot.param.requires_grad]
+            if all(slot.passes_left == 0 for slot in trained):
+                self._after_backward()
+        elif self._backward_pass != torch._C._current_graph_task_id():
+            self._backward_pass = torch._C._current_graph_task_id()
+            torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
+
+    def _after_backward(self) -> None:
+        self._backward_calls += 1
+        if self.touched:
+            self._watch_gradients(self.slots.values())
+
+    def _watch_gradients(self, slots: Iterable[Slot]) -> None:
+        for slot in slots:
+            if slot.param.requires_grad and not all(unit.is_finished() for unit in slot.units):
+                pending_grad.watch(slot.param, hooks.Access(self, slot))
+                self._watched.append(slot)
+
+    def _unwatch(self) -> None:
+        for slot in self._watched:
+            pending_grad.restore(slot.param)
+        self._watched.clear()
+
+    def before_access(self, slot: Slot) -> None:
+        """Somebody is about to use .grad."""
+        more_may_come = self._usual_backward_calls == 0 or self._backward_calls < self._usual_backward_calls
+        if more_may_come and all(unit.was_sent for unit in slot.units):
+            together = {member for unit in slot.units for member in unit.slots}
+            for member in together:
+                pending_grad.forget(member.param)  # finishing a unit reads .grad, too
+            errors = self._for_each(slot.units, self._finish)
+            self._watch_gradients(together)
+        else:
+            errors = self._reduce()
+        if errors:
+            self._failed += errors
+            raise errors[0]
 
     def _counts_passes(self, slot: Slot) -> bool:
         """Whether the passes of a step are samples, for what comes formed."""
@@ -261,36 +320,57 @@ class GradientSync:
 
     def synchronize(self) -> None:
         """Afterwards every parameter's .grad is the reduced one. Raises the first error, with nothing left
-        in flight."""
+        in flight. Ends the step."""
         self.watch()
         if not self.touched:
             self._begin_step()
+        try:
+            errors = self._failed + self._reduce()
+        finally:
+            self.end_step()
+        if errors:
+            raise errors[0]
+
+    def _reduce(self) -> list[Exception]:
+        """Sends what has not been sent, and waits for everything. Does nothing if that was done."""
+        self._unwatch()
         if self._refused:
             done = [slot.param for slot in self._planned_slots() if slot.passes_left == 0]
             _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
         errors: list[Exception] = []
         try:
+            self._settle_on_units()
+        except Exception as error:
+            errors.append(error)
             try:
-                self._settle_on_units()
+                self._go_dense()  # others wait for what this rank has
+            except Exception as another:
+                errors.append(another)
+            for unit in self.units if isinstance(error, _Refused) else ():
+                unit.was_sent = unit.was_sent or unit.name == error.tensor
+        errors += self._for_each(self.units, self._send_if_unsent)
+        errors += self._for_each(self.units, self._finish)
+        return errors
+
+    @staticmethod
+    def _for_each(units: Sequence[Unit], work: Callable[[Unit], None]) -> list[Exception]:
+        """What went wrong. A unit that fails does not keep the others from being ended."""
+        errors = []
+        for unit in units:
+            try:
+                work(unit)
             except Exception as error:
                 errors.append(error)
-                try:
-                    self._go_dense()  # others wait for what this rank has
-                except Exception as another:
-                    errors.append(another)
-                for unit in self.units if isinstance(error, _Refused) else ():
-                    unit.was_sent = unit.was_sent or unit.name == error.tensor
-            for work in (self._send_if_unsent, self._finish):
-                for unit in self.units:
-                    try:
-                        work(unit)
-                    except Exception as error:  # the other units have to be ended too
-                        errors.append(error)
-        finally:
-            self.steps += 1
-            self.reset()
-        if errors:
-            raise errors[0]
+        return errors
+
+    def is_reduced(self) -> bool:
+        """Whether .grad was read in this step, and all of it is reduced."""
+        return self.touched and all(unit.is_finished() for unit in self.units)
+
+    def end_step(self) -> None:
+        self.steps += 1
+        self._usual_backward_calls = self._backward_calls or self._usual_backward_calls
+        self.reset()
 
     def _send_if_unsent(self, unit: Unit) -> None:
         if not unit.was_sent:
@@ -303,15 +383,6 @@ class GradientSync:
         if self._weight is None:
             raise ValueError("set_batch_size() needs DistributedOptimizer(…, weighted=True)")
         self._weight.set_samples(rows)
-
-    def waits_for(self, param: torch.Tensor) -> bool:
-        """Whether factors of its gradient have come, which synchronize() will make a gradient of."""
-        slot = self.slots.get(param)
-        if slot is None or not self.touched or slot.method is None:
-            return False
-        if slot in self._held:
-            return slot.capture_id >= 0
-        return any(isinstance(unit, LayerUnit) and unit.choice.capture != "off" for unit in slot.units)
 
     # Plans
 
@@ -611,6 +682,9 @@ class GradientSync:
 
     def reset(self) -> None:
         """Back to the start of a step. What is still in flight is left to itself."""
+        self._unwatch()
+        self._failed = []
+        self._backward_calls = 0
         for slot in self.slots.values():
             slot.drop_segments()
             slot.forget_squares()
@@ -626,6 +700,7 @@ class GradientSync:
 
     def __del__(self) -> None:
         try:
+            self._unwatch()
             for slot in self.slots.values():
                 if slot.capture_id >= 0:
                     capture.untrack(slot.param, self._owner)
@@ -640,19 +715,3 @@ class _Refused(MismatchError):
     def __init__(self, tensor: str, message: str) -> None:
         super().__init__(message)
         self.tensor = tensor
-
-
-def _before_clipping(params: list[torch.Tensor]) -> bool:
-    waiting = [sync for sync in list(_live) if any(sync.waits_for(param) for param in params)]
-    for sync in waiting:
-        if sync.say_once("clipping"):
-            warnings.warn(
-                "gradients were clipped that are not there yet: with factor methods .grad is filled by "
-                "optimizer.synchronize() or step(). Call optimizer.synchronize() first, then clip, then call "
-                "step() within optimizer.skip_synchronize()",
-                stacklevel=5,
-            )
-    return bool(waiting)
-
-
-clipping.install(_before_clipping)

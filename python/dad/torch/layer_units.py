@@ -82,6 +82,11 @@ class Unit(ABC):
                 for slot in self.slots:
                     slot.returned = None  # it is part of what the request keeps
 
+    def is_finished(self) -> bool:
+        """Whether the results are in .grad. A unit of frozen parameters has none."""
+        is_frozen = not any(slot.param.requires_grad for slot in self.slots)
+        return is_frozen or (self.was_sent and self.handle is None)
+
     @abstractmethod
     def _send(self, sync: GradientSync) -> None:
         """Starts the request, if there is anything to send."""
@@ -163,6 +168,9 @@ class DenseUnit(Unit):
         while self._sparse:
             slot, finish = self._sparse.pop(0)
             slot.param.grad = sync.normalise(finish())
+
+    def is_finished(self) -> bool:
+        return super().is_finished() and not self._sparse
 
     def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
         for (slot, context), output in zip(self._sent, outputs, strict=True):

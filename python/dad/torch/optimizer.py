@@ -48,8 +48,10 @@ class GradientOptimizer:
     # Horovod's methods
 
     def synchronize(self) -> None:
-        """Waits until every .grad is the reduced one, for what has to happen before step(): clipping, say.
-        Then call step() within skip_synchronize()."""
+        """Waits until every .grad is the reduced one. Then call step() within skip_synchronize().
+
+        Code that reads or changes .grad between backward() and step() does not need this: the first access
+        waits."""
         self._dad_wait("user")
 
     @contextmanager
@@ -88,6 +90,7 @@ class GradientOptimizer:
         arguments = () if closure is None else (closure,)
         loss = super().step(*arguments, **kwargs)  # type: ignore[misc]
         self._dad_synchronized = None
+        self._dad_end_step()
         self._dad_print_plan()
         return loss
 
@@ -98,11 +101,12 @@ class GradientOptimizer:
             print(format_plan(self.plan()), file=sys.stderr, flush=True)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        if self._dad.touched:
+        if self._dad.touched and not self._dad.is_reduced():
             raise AssertionError(
                 "zero_grad() between backward() and step(): gradients are still on their way; "
                 "call step() or synchronize() first"
             )
+        self._dad_end_step()  # it was left out, because of the gradients' norm, say
         # GradScaler may have left out the step that this flag was for.
         self._dad_synchronized = None
         super().zero_grad(*args, **kwargs)  # type: ignore[misc]
@@ -154,6 +158,11 @@ class GradientOptimizer:
         if self._dad_active and (self._dad_synchronized is None or self._dad.touched):
             self._dad.synchronize()
         self._dad_synchronized = by
+
+    def _dad_end_step(self) -> None:
+        """Ends a step whose gradients were read without synchronize()."""
+        if self._dad.is_reduced():
+            self._dad.end_step()
 
     def _dad_synchronizing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
         """The closure, with its gradients reduced when it returns."""
@@ -214,7 +223,8 @@ def DistributedOptimizer(
     weighted: bool = False,
 ) -> Any:
     """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
-    before it uses them. They are sent while backward() still runs; step() waits for them.
+    before it uses them. They are sent while backward() still runs. step() waits for them, and so does
+    whoever uses .grad before, for example to clip it.
 
     named_parameters: model.named_parameters(); names the tensors in errors, timelines and statistics.
     compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.

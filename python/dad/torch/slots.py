@@ -163,7 +163,8 @@ def as_matrix(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def materialise(param: torch.Tensor, segments: Sequence[Any]) -> torch.Tensor | None:
-    """The sum of segments, as a gradient; None if there are none."""
+    """The sum of segments, as a gradient; None if there are none. Each product is formed in the dtype of its
+    op, as autograd does it: under autocast the result is rounded to 16 bits."""
     if not segments:
         return None
     total = torch.zeros_like(param, memory_format=torch.contiguous_format)
@@ -173,7 +174,7 @@ def materialise(param: torch.Tensor, segments: Sequence[Any]) -> torch.Tensor | 
             matrix.index_add_(0, segment.index, segment.x.to(matrix.dtype))
         else:
             begin, end = segment.out_begin, segment.out_begin + segment.d.shape[1]
-            matrix[begin:end] += segment.d.to(matrix.dtype).t() @ segment.a.to(matrix.dtype)
+            matrix[begin:end] += segment.d.t() @ segment.a
     return total
 
 
@@ -183,7 +184,7 @@ def materialise_bias(bias: torch.Tensor, segments: Sequence[Any]) -> torch.Tenso
         if segment.kind == "rows" and segment.has_bias:
             total = torch.zeros_like(bias) if total is None else total
             begin, end = segment.out_begin, segment.out_begin + segment.d.shape[1]
-            total[begin:end] += segment.d.to(total.dtype).sum(0)
+            total[begin:end] += segment.d.sum(0)
     return total
 
 
