@@ -1,9 +1,13 @@
 """Training with dad.keras on Keras 3, on either backend and any number of ranks: the checks that
 test_keras_*.py launch. Where there is a plain Keras to compare with, it trains on the joined batches."""
 
+import contextlib
+import io
+import os
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -548,6 +552,21 @@ def check_plans_have_the_names_of_variables():
         plan = model.optimizer.plan()
         expected = list(zip(names, wanted, strict=True)) if hvd.size() > 1 else []
         assert [(row["name"], row["method"]) for row in plan] == expected, plan
+
+
+def check_plans_are_printed_when_they_have_been_measured():
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression="int8")
+    with mock.patch.dict(os.environ, DAD_PLAN="1"), contextlib.redirect_stderr(io.StringIO()) as stderr:
+        fit(model, optimizer, shard(hvd.rank()))
+    lines = stderr.getvalue().splitlines()
+    summaries = [line for line in lines if line.startswith("plan: ")]
+    assert len(summaries) == (hvd.rank() == 0 and hvd.size() > 1), lines
+    if summaries:
+        assert " measured (" in summaries[0], summaries
+        for row in optimizer.plan():
+            assert row["measured_bytes"] > 0 and row["predicted_bytes"] > 0, row
+            assert any(line.startswith(row["name"]) for line in lines), row
 
 
 def check_collectives_of_the_framework_are_there():

@@ -191,7 +191,10 @@ def test_a_dry_run_gives_the_table_and_leaves_the_model_alone():
     assert [row["name"] for row in rows] == [name for name, _ in net.named_parameters()]
     assert [row["method"] for row in rows] == ["dad", "dad", "dense", "dense", "dad", "dad"]
     assert rows[0]["rows"] == 3 and rows[0]["bytes"] == 7 * 3 * 128 * 4 and rows[0]["predicted_ms"] > 0
-    assert all(row["measured_ms"] is None and row["why"] for row in rows)
+    assert all(row["measured_ms"] is row["measured_bytes"] is None and row["why"] for row in rows)
+    assert dad.format_plan(rows).startswith("plan: ") and " predicted; 4 by dad, 2 dense" in dad.format_plan(
+        rows
+    )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(param.grad is None for param in net.parameters())
     assert torch.equal(torch.get_rng_state(), random_numbers)

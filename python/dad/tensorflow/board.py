@@ -29,6 +29,7 @@ from dad.compression import Exact
 from dad.errors import MismatchError
 from dad.link import measure_costs
 from dad.log import log
+from dad.plan_text import PRINTED_AFTER_STEPS
 from dad.planned_methods import warm_up_steps
 from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
@@ -103,7 +104,9 @@ class Board:
         self.process_set = process_set
         self.op = op
         self.tensors: dict[str, Tensor] = {}
-        self.on_plan: Callable[[], None] = lambda: None  # a plan was made
+        # Called once, when a plan has been followed for a few steps and its bytes have been measured.
+        self.on_measured: Callable[[], None] | None = None
+        self._measured_at = _NEVER  # the step in which that is
         self.plan: Plan | None = None
         self.id = library.dad_tf_new_board()
         self._stream = stream
@@ -155,6 +158,10 @@ class Board:
         ]
         if held and self._postponed != self._joins:
             self._make_plan(held, self._traces[trace], counts)
+        if self._measured_at != _NEVER and self._now() >= self._measured_at and self.on_measured is not None:
+            self._measured_at = _NEVER
+            on_measured, self.on_measured = self.on_measured, None
+            on_measured()
         self._write()
 
     def _now(self) -> int:
@@ -234,7 +241,8 @@ class Board:
         self._hand_over(made.choices, held)
         self._return_kept(held)
         self._say_what_does_not_fit(made.choices)
-        self.on_plan()
+        if self.on_measured is not None:
+            self._measured_at = self._now() + PRINTED_AFTER_STEPS
 
     def _return_kept(self, tensors: Sequence[Tensor]) -> None:
         """What ranks have kept of tensors of which nothing is kept any more goes into this step's result."""
@@ -317,6 +325,8 @@ class Board:
             for tensor in self.tensors.values()
             if not tensor.planned and warm_up_steps(tensor.method) > self._now()
         ]
+        if self._measured_at != _NEVER:
+            pending.append(self._measured_at)
         at = min(pending) - self._steps if pending else _NEVER
         library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
 

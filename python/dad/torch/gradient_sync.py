@@ -19,6 +19,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import itertools
+import time
 import warnings
 import weakref
 from collections.abc import Sequence
@@ -93,6 +94,7 @@ class GradientSync:
         self.touched = False  # a gradient came since the last synchronize()
         self._refused = False  # and one too many
         self.steps = 0  # that were synchronized
+        self.waited_seconds = 0.0  # for results, in all of them
         self.plan: planner.Plan | None = None
         self.replan_wanted = False
         self._said: set[str] = set()
@@ -297,7 +299,9 @@ class GradientSync:
             unit.send(self)
 
     def _finish(self, unit: Unit) -> None:
+        begin = time.perf_counter()
         unit.finish(self)
+        self.waited_seconds += time.perf_counter() - begin
 
     def set_batch_size(self, rows: int) -> None:
         if self._weight is None:
