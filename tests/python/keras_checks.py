@@ -304,6 +304,40 @@ def check_convolutions_batch_norm_and_dropout():
     for theirs in trainable[1:]:
         for a, b in zip(trainable[0], theirs, strict=True):
             np.testing.assert_array_equal(a, b)
+    assert_batch_norm_is_pooled(model, lambda: hvd.average_batch_norm(model))
+
+
+def assert_batch_norm_is_pooled(model, average):
+    """Moving statistics are those of each rank's own batches, until they are averaged."""
+
+    def statistics():
+        layers = [one for one in model.layers if hasattr(one, "moving_mean")]
+        mine = [(value(one.moving_mean), value(one.moving_variance)) for one in layers]
+        return [np.array(of_layer) for of_layer in zip(*hvd.allgather_object(mine), strict=True)]
+
+    before = statistics()
+    average()
+    after = statistics()
+    assert before
+    for (means, variances), (pooled_means, pooled_variances) in zip(
+        (np.swapaxes(one, 0, 1) for one in before), (np.swapaxes(one, 0, 1) for one in after), strict=True
+    ):
+        assert hvd.size() == 1 or not np.array_equal(means[0], means[1])
+        assert all(np.array_equal(one, pooled_means[0]) for one in pooled_means)
+        assert all(np.array_equal(one, pooled_variances[0]) for one in pooled_variances)
+        np.testing.assert_allclose(pooled_means[0], means.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            pooled_variances[0], variances.mean(0) + means.var(0), rtol=1e-5, atol=1e-6
+        )
+
+
+def check_batch_norm_is_averaged_at_the_end_of_an_epoch():
+    inputs = keras.Input((COLUMNS,))
+    inner = keras.Sequential([keras.layers.BatchNormalization()])
+    model = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    callbacks = [hvd.callbacks.BatchNormAverageCallback()]
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), shard(hvd.rank()), callbacks=callbacks)
+    assert_replicas_are_equal(model)
 
 
 def check_broadcast_callback_and_local_variables():

@@ -159,6 +159,12 @@ fit(partial, local, shard(hvd.rank()), 4)
 for number, weight in enumerate(partial.get_weights()):
     mine, other = hvd.allgather_object(weight)
     assert np.array_equal(mine, other) == (number >= 2), number
+normed = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+average = hvd.callbacks.BatchNormAverageCallback()
+for callbacks in ([], [average]):
+    fit(normed, hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), shard(hvd.rank()), 4, callbacks=callbacks)
+    mine, other = hvd.allgather_object(normed.layers[0].get_weights())
+    assert [np.array_equal(a, b) for a, b in zip(mine, other)][2:] == [bool(callbacks)] * 2
 variable = tf.Variable(1.0)
 for optimizer in (keras.optimizers.SGD(), keras.optimizers.legacy.SGD()):
     optimizer = hvd.DistributedOptimizer(optimizer)
