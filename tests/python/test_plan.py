@@ -1,6 +1,7 @@
 """The planner, a pure function; and dad.plan(), its dry run in one process."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -176,6 +177,21 @@ def model():
     nn = torch.nn
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64))
+
+
+def test_a_kind_that_nobody_can_send_is_an_error():
+    choice = made([layer("a")])["a"]
+    with pytest.raises(ValueError, match='"a": a request of kind .signsgd. is not known; .*dense, factor'):
+        replace(choice, kind="signsgd")
+    saved = planner.Plan([choice]).as_dict()
+    saved["choices"][0]["kind"] = "signsgd"
+    with pytest.raises(ValueError, match="signsgd"):
+        planner.Plan.from_dict(saved)
+
+
+def test_a_method_that_the_planner_does_not_know_is_an_error():
+    with pytest.raises(ValueError, match='"a": the planner does not know the method none'):
+        made([layer("a", method=C.none())])
 
 
 def test_a_dry_run_gives_the_table_and_leaves_the_model_alone():

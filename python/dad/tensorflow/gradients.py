@@ -292,11 +292,11 @@ class GradientReducer:
             self.compression, self.op, scales, self.process_set, stream, self.method_name
         )
         if os.environ.get("DAD_PLAN") and self.process_set.rank() == 0:
-            exchange.board.on_measured = lambda: self._print_plan(exchange)
+            exchange.board.on_measured = lambda exposed_ms: self._print_plan(exchange, exposed_ms)
         return exchange
 
-    def _print_plan(self, exchange: MethodExchange) -> None:
-        print(format_plan(self._plan_of(exchange)), file=sys.stderr, flush=True)
+    def _print_plan(self, exchange: MethodExchange, exposed_ms: float) -> None:
+        print(format_plan(self._plan_of(exchange), exposed_ms), file=sys.stderr, flush=True)
 
     def method_name(self, name: str) -> str:
         """One for all graphs: it names what is kept between steps."""

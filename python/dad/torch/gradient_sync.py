@@ -492,10 +492,10 @@ class GradientSync:
         for choice in choices:
             weights = [by_name[name] for name in choice.layers]
             biases = [by_name[name] if name is not None else None for name in choice.biases]
-            if choice.kind in ("factor", "low_rank", "sparse"):
+            if choice.by_layer:
                 unit: Unit = LayerUnit(choice, weights, biases)
             else:
-                unit = (QuantisedUnit if choice.kind in ("int8", "qsgd") else DenseUnit)(weights, choice)
+                unit = (QuantisedUnit if choice.lossy else DenseUnit)(weights, choice)
             for slot in weights:
                 slot.sparse = slot.sparse or choice.sparse
                 # One that hands its delta down a chain is in two choices.
