@@ -123,16 +123,20 @@ def payload():
     return sum(hvd().allgather_object(hvd().stats()["payload_bytes_sent"]))
 
 
-def assert_same(ours, theirs, where, tolerance, slack=32):
-    """Of the first steps the bytes differ: by names, and where ranks change what they fuse something is sent
-    twice. slack: so many bytes more or less are the same."""
+def assert_same_gradients(ours, theirs, where, tolerance):
     for step, ((a, _), (b, _)) in enumerate(zip(ours, theirs, strict=True)):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             scale = max(np.abs(y).max(), 1e-12)
             difference = np.abs(x - y).max() / scale
             assert difference <= tolerance, f"{where}, step {step}, tensor {i}: {difference}"
+
+
+def assert_same(ours, theirs, where, tolerance):
+    """Of the first steps the bytes differ: by names, and where ranks change what they fuse something is sent
+    twice."""
+    assert_same_gradients(ours, theirs, where, tolerance)
     mine, their = (min(sent for _, sent in steps[2:]) for steps in (ours, theirs))
-    assert abs(mine - their) <= 0.005 * their + slack, f"{where}: {mine}, {their}"
+    assert abs(mine - their) <= 0.005 * their + 32, f"{where}: {mine}, {their}"
 
 
 def check_the_same_bytes_and_gradients_as_in_torch():
@@ -159,15 +163,15 @@ def check_the_same_for_convolutions():
 
 
 def check_the_same_for_convolutions_with_groups():
-    """The variance of vgc is that over samples in both."""
+    """The variance of vgc is that over samples in both. Bytes differ: in TensorFlow a bias has a share of its
+    own there."""
     data = batches(hvd().rank(), (8, 8, 3), 4, steps=4, rows=3)
     for groups in ((3, 2), (3, 6)):
         for method in ("exact", "dad", "rank_dad:rank=2", "vgc:alpha=0.5"):
             model = cnn_in_keras(groups)
             theirs = gradients_in_torch(cnn_in_torch(groups), data, method, model, channels_first=True)
             ours = gradients_in_tensorflow(model, data, method)
-            # In TensorFlow the biases have a share of their own by vgc.
-            assert_same(ours, theirs, f"{method}, {groups} groups", 1e-3, slack=64)
+            assert_same_gradients(ours, theirs, f"{method}, {groups} groups", 1e-3)
 
 
 def norm_in_torch(keras_model):
