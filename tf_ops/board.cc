@@ -56,6 +56,8 @@ void Board::Begin(int64_t trace, std::vector<int64_t> counts,
     std::lock_guard lock(mutex_);
     must_ask = MustAsk();
     step = steps_++;
+    if (last_received_ > last_sent_) exposed_ += last_received_ - last_sent_;
+    last_sent_ = last_received_ = {};
     // A plan that holds for the largest batch is not made anew with every other one.
     std::vector<int64_t>& most = most_counts_[trace];
     most.resize(counts.size());
@@ -97,6 +99,21 @@ void Board::Add(Note note) {
   std::lock_guard lock(mutex_);
   notes_.push_back(note);
   ask_ = true;  // all ranks have the same note
+}
+
+void Board::Sent() {
+  std::lock_guard lock(mutex_);
+  last_sent_ = std::chrono::steady_clock::now();
+}
+
+void Board::Received() {
+  std::lock_guard lock(mutex_);
+  last_received_ = std::chrono::steady_clock::now();
+}
+
+double Board::ExposedSeconds() const {
+  std::lock_guard lock(mutex_);
+  return exposed_.count();
 }
 
 void Board::Part() {
@@ -233,6 +250,11 @@ DAD_FOR_PYTHON void dad_tf_fail_board(int64_t id, const char* message) {
 DAD_FOR_PYTHON int dad_tf_take_parted(int64_t id) {
   const auto board = dad_tensorflow::FindBoard(id);
   return board && board->TakeParted() ? 1 : 0;
+}
+
+DAD_FOR_PYTHON double dad_tf_exposed_seconds(int64_t id) {
+  const auto board = dad_tensorflow::FindBoard(id);
+  return board ? board->ExposedSeconds() : 0.0;
 }
 
 DAD_FOR_PYTHON void dad_tf_ask_again(int64_t id) {

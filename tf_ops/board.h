@@ -7,6 +7,7 @@
 // exchange of the step.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <map>
@@ -71,6 +72,9 @@ class Board {
   PairWays Ways(int pair) const;
   std::vector<Chain> Chains() const;
   void Add(Note note);
+  // An exchange of the step was handed to the core, or its results are there.
+  void Sent();
+  void Received();
   // Ranks disagreed: before the next step they have to compare what they are about.
   void Part();
   // What was kept for the tensor of this name while it went another way: added to its next result,
@@ -84,6 +88,9 @@ class Board {
   bool TakeParted();
   void AskAgain();
   void Return(std::string name, std::vector<double> values);
+  // The exposed time of all steps but the current one: from the last exchange that was sent to the
+  // last result. The optimizer waits for all results of a step, and nothing is sent any more.
+  double ExposedSeconds() const;
 
  private:
   bool MustAsk() const;  // needs mutex_
@@ -98,6 +105,9 @@ class Board {
   std::map<int64_t, std::vector<int64_t>> most_counts_;  // of each trace
   int64_t steps_ = 0;                                    // that have begun
   int64_t ask_at_step_ = 0;  // negative: not because of the number of steps
+  std::chrono::steady_clock::time_point last_sent_;
+  std::chrono::steady_clock::time_point last_received_;
+  std::chrono::duration<double> exposed_{0.0};
   bool ask_ = true;
   bool parted_ = false;
   const void* engine_ = nullptr;  // for which the ways were made

@@ -357,11 +357,13 @@ void MethodKernel::ComputeAsync(OpKernelContext* context, DoneCallback done) {
           .turned = {}};
   if (const Status status = AddRequests(*board, &run); !status.ok()) return call->Fail(status);
   Form(context, run.products);
+  board->Sent();
   call->Start(
       std::move(run.requests), user_waits_,
       [this, board, loss_scale = run.loss_scale, notes = std::move(run.notes),
        turned = std::move(run.turned)](OpKernelContext* results,
                                        const Call::Tickets& tickets) mutable {
+        board->Received();
         for (const Turned& one : turned) {
           Transpose(one.from, results->mutable_output(one.output));
         }

@@ -20,6 +20,7 @@ from dad.errors import (
 if TYPE_CHECKING:
     from dad.basics import reset_stats, stats
     from dad.compression import Compression
+    from dad.plan_text import format_plan
     from dad.runner.api import run
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "ReplicaError",
     "__version__",
     "check_replicas",
+    "format_plan",
     "plan",
     "reset_stats",
     "run",
@@ -41,6 +43,7 @@ __all__ = [
 # Loaded on first use: the launcher imports this package where no library has been built.
 _LAZY = {
     "Compression": "dad.compression",
+    "format_plan": "dad.plan_text",
     "reset_stats": "dad.basics",
     "run": "dad.runner.api",
     "stats": "dad.basics",
@@ -66,7 +69,7 @@ def plan(
     loss: Any = None,
 ) -> list[dict[str, Any]]:
     """What `size` ranks would send for the model, and why: the table of optimizer.plan(), predicted from one
-    forward and backward pass in this process. The model is not changed.
+    forward and backward pass in this process. The model is not changed. format_plan() prints it.
 
     example_batch: what goes into the model on one rank, without labels: a tensor, or a tuple or dict of
         arguments.

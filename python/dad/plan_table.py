@@ -66,8 +66,11 @@ def plan_rows(
     return rows
 
 
-def _row(slot: Planned, share: float, method: str, why: str, sent: float) -> dict[str, Any]:
+def _row(
+    slot: Planned, share: float, method: str, why: str, predicted: float, measured: float | None
+) -> dict[str, Any]:
     dense = share * math.prod(slot.shape) * slot.element_bytes
+    sent = predicted if measured is None else measured
     return {
         "name": slot.name,
         "shape": tuple(slot.shape),
@@ -76,7 +79,10 @@ def _row(slot: Planned, share: float, method: str, why: str, sent: float) -> dic
         "why": why,
         "predicted_ms": None,
         "measured_ms": None,
-        "bytes": round(sent),
+        "predicted_bytes": round(predicted),
+        "measured_bytes": None if measured is None else round(measured),
+        "dense_bytes": round(dense),
+        "bytes": round(sent),  # measured, if they are, else predicted
         "ratio": dense / sent if sent else None,
     }
 
@@ -92,7 +98,7 @@ def _measured_bytes(measured: dict[str, Any]) -> float | None:
     if not recent or not recent["steps"] or measured.get("device_bytes"):
         return None
     # Between hosts, what stays inside does not count, and one rank of each sends the rest.
-    return recent.get("hosts_bytes_sent", recent["wire_bytes_sent"]) / recent["steps"]
+    return recent.get("hosts_bytes_sent", recent["wire_bytes_sent"]) / recent["steps"] or None
 
 
 def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, Any]) -> dict[str, Any]:
@@ -101,8 +107,8 @@ def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, An
     if slot.method is not None:
         method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
     # Packed, it is fewer than the elements have.
-    sent = _measured_bytes(measured) or share * math.prod(slot.shape) * itemsize
-    row = _row(slot, share, method, why, sent)
+    predicted = share * math.prod(slot.shape) * itemsize
+    row = _row(slot, share, method, why, predicted, _measured_bytes(measured))
     row["measured_ms"] = _measured_ms(measured)
     return row
 
@@ -119,40 +125,10 @@ def _planned_row(
         why = f"in the chain that begins with {first}"
     elif choice.kind == "sparse" and "effective" in measured:
         why += f"; {100 * measured['effective']:.3g} % sent in the last step"
-    sent = _measured_bytes(measured) or choice.num_bytes  # else the prediction stands
-    row = _row(slot, share, method, why, sent if slot.name == first else 0.0)
+    sent = (choice.num_bytes, _measured_bytes(measured)) if slot.name == first else (0.0, None)
+    row = _row(slot, share, method, why, *sent)
     row["rows"] = choice.rows if choice.capture != "off" else None
     if slot.name == first:
         row["predicted_ms"] = 1e3 * choice.seconds
         row["measured_ms"] = _measured_ms(measured)
     return row
-
-
-def format_plan(rows: list[dict[str, Any]]) -> str:
-    """The table as text, with a line of totals."""
-    header = ("tensor", "shape", "rows", "method", "bytes", "ratio", "predicted ms", "measured ms", "why")
-
-    def number(value: float | None, digits: int) -> str:
-        return "" if value is None else f"{value:.{digits}f}"
-
-    lines = [
-        (
-            row["name"],
-            "x".join(map(str, row["shape"])) or "scalar",
-            number(row["rows"], 0),
-            row["method"],
-            str(row["bytes"]),
-            number(row["ratio"], 1),
-            number(row["predicted_ms"], 2),
-            number(row["measured_ms"], 2),
-            row["why"],
-        )
-        for row in rows
-    ]
-    sent = sum(row["bytes"] for row in rows)
-    lines.append(("total", "", "", "", str(sent), "", "", "", f"{len(rows)} tensors"))
-    widths = [max(len(line[i]) for line in [header, *lines]) for i in range(len(header))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in [header, *lines]
-    )

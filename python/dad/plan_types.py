@@ -141,10 +141,30 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What travels as one request. `layers` are names, of a chain from the lowest to the top."""
+class Kind:
+    """How the frameworks handle the requests of some methods."""
 
-    kind: str  # dense, factor, low_rank, int8, qsgd, sparse
+    by_layer: bool  # takes a layer, in factors or formed; else one tensor
+    lossy: bool  # keeps something between steps, in units without the loss scale
+
+
+KINDS = {
+    "dense": Kind(by_layer=False, lossy=False),
+    "factor": Kind(by_layer=True, lossy=False),
+    "low_rank": Kind(by_layer=True, lossy=True),
+    "sparse": Kind(by_layer=True, lossy=True),
+    "int8": Kind(by_layer=False, lossy=True),
+    "qsgd": Kind(by_layer=False, lossy=True),
+}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What travels as one request. `layers` are names, of a chain from the lowest to the top.
+
+    Raises ValueError if its kind is not one of KINDS: no framework would know how to send it."""
+
+    kind: str  # of KINDS
     layers: tuple[str, ...]
     biases: tuple[str | None, ...]
     text: str  # the method, for the core
@@ -159,6 +179,21 @@ class Choice:
     fallback: bool = False  # the method that was asked for does not fit
     sparse: bool = False  # its gradient comes as torch's sparse tensor
     label: str = ""  # the method as a user knows it, where kind and text do not say it
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(
+                f'"{self.layers[0]}": a request of kind {self.kind!r} is not known; there are '
+                f"{', '.join(KINDS)} (KINDS in dad/plan_types.py)"
+            )
+
+    @property
+    def by_layer(self) -> bool:
+        return KINDS[self.kind].by_layer
+
+    @property
+    def lossy(self) -> bool:
+        return KINDS[self.kind].lossy
 
     def option(self, key: str) -> str:
         """An option of the method's text."""

@@ -249,7 +249,7 @@ def _single(layer: Layer, costs: Costs, most_rank: int) -> Choice:
         return _power_sgd(layer, layer.method, costs)
     if isinstance(layer.method, _SPARSE):
         return sparse(layer, layer.method, costs)
-    return _dense(layer, costs, "asked for")
+    raise ValueError(f'"{layer.name}": the planner does not know the method {layer.method.name}')
 
 
 def _exact(layer: Layer, costs: Costs) -> Choice:

@@ -38,7 +38,7 @@ Shape = tuple[int, ...]
 def keeps(choice: Choice) -> bool:
     """Whether the core keeps something between steps: gradients, a warm start, the number of the step by
     which qsgd rounds."""
-    return choice.kind in ("low_rank", "int8", "sparse", "qsgd")
+    return choice.lossy
 
 
 def keeps_gradients(choice: Choice) -> bool:

@@ -1,9 +1,13 @@
 """Training with dad.keras on Keras 3, on either backend and any number of ranks: the checks that
 test_keras_*.py launch. Where there is a plain Keras to compare with, it trains on the joined batches."""
 
+import contextlib
+import io
+import os
 import tempfile
 import warnings
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -332,6 +336,40 @@ def check_convolutions_batch_norm_and_dropout():
     for theirs in trainable[1:]:
         for a, b in zip(trainable[0], theirs, strict=True):
             np.testing.assert_array_equal(a, b)
+    assert_batch_norm_is_pooled(model, lambda: hvd.average_batch_norm(model))
+
+
+def assert_batch_norm_is_pooled(model, average):
+    """Moving statistics are those of each rank's own batches, until they are averaged."""
+
+    def statistics():
+        layers = [one for one in model.layers if hasattr(one, "moving_mean")]
+        mine = [(value(one.moving_mean), value(one.moving_variance)) for one in layers]
+        return [np.array(of_layer) for of_layer in zip(*hvd.allgather_object(mine), strict=True)]
+
+    before = statistics()
+    average()
+    after = statistics()
+    assert before
+    for (means, variances), (pooled_means, pooled_variances) in zip(
+        (np.swapaxes(one, 0, 1) for one in before), (np.swapaxes(one, 0, 1) for one in after), strict=True
+    ):
+        assert hvd.size() == 1 or not np.array_equal(means[0], means[1])
+        assert all(np.array_equal(one, pooled_means[0]) for one in pooled_means)
+        assert all(np.array_equal(one, pooled_variances[0]) for one in pooled_variances)
+        np.testing.assert_allclose(pooled_means[0], means.mean(0), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            pooled_variances[0], variances.mean(0) + means.var(0), rtol=1e-5, atol=1e-6
+        )
+
+
+def check_batch_norm_is_averaged_at_the_end_of_an_epoch():
+    inputs = keras.Input((COLUMNS,))
+    inner = keras.Sequential([keras.layers.BatchNormalization()])
+    model = keras.Model(inputs, keras.layers.Dense(1)(inner(inputs)))
+    callbacks = [hvd.callbacks.BatchNormAverageCallback()]
+    fit(model, hvd.DistributedOptimizer(keras.optimizers.SGD(0.01)), shard(hvd.rank()), callbacks=callbacks)
+    assert_replicas_are_equal(model)
 
 
 def check_broadcast_callback_and_local_variables():
@@ -580,6 +618,21 @@ def check_plans_have_the_names_of_variables():
         plan = model.optimizer.plan()
         expected = list(zip(names, wanted, strict=True)) if hvd.size() > 1 else []
         assert [(row["name"], row["method"]) for row in plan] == expected, plan
+
+
+def check_plans_are_printed_when_they_have_been_measured():
+    model = make_model()
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05), compression="int8")
+    with mock.patch.dict(os.environ, DAD_PLAN="1"), contextlib.redirect_stderr(io.StringIO()) as stderr:
+        fit(model, optimizer, shard(hvd.rank()))
+    lines = stderr.getvalue().splitlines()
+    summaries = [line for line in lines if line.startswith("plan: ")]
+    assert len(summaries) == (hvd.rank() == 0 and hvd.size() > 1), lines
+    if summaries:
+        assert " measured (" in summaries[0], summaries
+        for row in optimizer.plan():
+            assert row["measured_bytes"] > 0 and row["predicted_bytes"] > 0, row
+            assert any(line.startswith(row["name"]) for line in lines), row
 
 
 def check_collectives_of_the_framework_are_there():

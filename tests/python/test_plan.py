@@ -1,6 +1,7 @@
 """The planner, a pure function; and dad.plan(), its dry run in one process."""
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -178,6 +179,21 @@ def model():
     return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64))
 
 
+def test_a_kind_that_nobody_can_send_is_an_error():
+    choice = made([layer("a")])["a"]
+    with pytest.raises(ValueError, match='"a": a request of kind .signsgd. is not known; .*dense, factor'):
+        replace(choice, kind="signsgd")
+    saved = planner.Plan([choice]).as_dict()
+    saved["choices"][0]["kind"] = "signsgd"
+    with pytest.raises(ValueError, match="signsgd"):
+        planner.Plan.from_dict(saved)
+
+
+def test_a_method_that_the_planner_does_not_know_is_an_error():
+    with pytest.raises(ValueError, match='"a": the planner does not know the method none'):
+        made([layer("a", method=C.none())])
+
+
 def test_a_dry_run_gives_the_table_and_leaves_the_model_alone():
     net = model()
     import torch
@@ -191,7 +207,10 @@ def test_a_dry_run_gives_the_table_and_leaves_the_model_alone():
     assert [row["name"] for row in rows] == [name for name, _ in net.named_parameters()]
     assert [row["method"] for row in rows] == ["dad", "dad", "dense", "dense", "dad", "dad"]
     assert rows[0]["rows"] == 3 and rows[0]["bytes"] == 7 * 3 * 128 * 4 and rows[0]["predicted_ms"] > 0
-    assert all(row["measured_ms"] is None and row["why"] for row in rows)
+    assert all(row["measured_ms"] is row["measured_bytes"] is None and row["why"] for row in rows)
+    assert dad.format_plan(rows).startswith("plan: ") and " predicted; 4 by dad, 2 dense" in dad.format_plan(
+        rows
+    )
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
     assert all(param.grad is None for param in net.parameters())
     assert torch.equal(torch.get_rng_state(), random_numbers)

@@ -11,6 +11,8 @@ import tensorflow as tf
 import torch
 from tensorflow.python.eager import context
 
+from dad.compression import Vgc
+from dad.tensorflow.factor_forms import choose_forms
 from dad.tensorflow.factors import Recorder, find
 from tf_factors_util import (
     GRAPH_AND_EAGER,
@@ -18,6 +20,7 @@ from tf_factors_util import (
     Checked,
     L,
     Plain,
+    begins,
     check_model,
     normal,
     options,
@@ -107,11 +110,12 @@ def test_dilated_convolution_of_unknown_size_comes_formed():
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
-def test_groups_have_a_use_each(rank):
+def test_groups_have_a_segment_each(rank):
     layer = {1: L.Conv1D, 2: L.Conv2D, 3: L.Conv3D}[rank](6, 3, groups=2, padding="same", strides=2)
     checked = check_model(keras.Sequential([layer]), normal(2, *[8, 7, 6][:rank], 4))
     kernel = checked.found[0]
-    assert [use.out_begin for use in kernel.uses] == [0, 3] and not kernel.rest
+    assert begins(kernel) == [0, 3] and len(checked.factors[0]) == 2 and not kernel.rest
+    assert int(checked.rows[0][0]) == sum(a.shape[0] for a, _ in checked.factors[0])
     assert kernel.layout.columns == 2 * 3**rank and kernel.bias == 1
 
 
@@ -129,6 +133,57 @@ def test_transposed_and_depthwise_convolutions(mode):
     assert (transposed.layout.out, transposed.layout.columns) == (3, 45) and len(transposed.uses) == 1
     assert transposed.bias is None and bias.reason == "a bias on its own"
     assert depthwise.reason == "a depthwise convolution" and len(depthwise.rest) == 1
+
+
+BY_SAMPLES = {
+    "depthwise": lambda: L.DepthwiseConv2D(3, strides=2, padding="same", depth_multiplier=2),
+    "depthwise in one dimension": lambda: L.DepthwiseConv1D(3, padding="same"),
+    "a group per channel": lambda: L.Conv2D(12, 3, groups=6, strides=2, padding="same"),
+    "a group per channel in one dimension": lambda: L.Conv1D(6, 3, groups=6),
+    "a group per channel in three dimensions": lambda: L.Conv3D(6, 2, groups=6, padding="same"),
+    "groups": lambda: L.Conv2D(4, (3, 2), groups=2, strides=2),
+}
+
+
+@pytest.mark.parametrize("case", BY_SAMPLES)
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_convolutions_with_groups_come_by_samples_where_methods_look_at_these(case, dynamic):
+    layer = BY_SAMPLES[case]()
+    rank = 3 if "one dimension" in case else 5 if "three" in case else 4
+    x = normal(3, *[6, 7, 5][: rank - 2], 6)
+    layer(x)
+    variables = [variable.value for variable in layer.trainable_variables]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x) ** 2)
+        gradients = tape.gradient(loss, variables)
+        found = find(gradients, variables)
+        choose_forms(found, gradients, [Vgc()] * len(variables))
+        assert found[1].uses and found[1].rides_with is None and found[0].bias is None
+        (use,) = found[0].uses
+        index, rows = use.factors()
+        matrices = tf.reshape(rows, [-1, found[0].layout.out, found[0].layout.columns])
+        samples = tf.map_fn(found[0].layout.from_wire, matrices)
+        return gradients[0], use.gradient(), samples, index, use.num_rows(), use.num_samples()
+
+    spec = tf.TensorSpec([None, *x.shape[1:]] if dynamic else x.shape, x.dtype)
+    function = tf.function(step, autograph=False).get_concrete_function(spec)
+    gradient, formed, samples, index, num_rows, num_samples = function(x)
+    np.testing.assert_allclose(formed, gradient, rtol=1e-4, atol=1e-4)
+    assert len(samples) == 3 == int(num_samples) and int(num_rows) == index.shape[0]
+    assert index.numpy().tolist() == 3 * list(range(index.shape[0] // 3))
+    for sample in range(3):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x[sample : sample + 1]) ** 2)
+        alone = tape.gradient(loss, variables[0])
+        np.testing.assert_allclose(samples[sample], alone, rtol=1e-4, atol=1e-4)
+
+
+def test_dilated_depthwise_convolutions_come_formed():
+    """One of its samples is spread over several images."""
+    checked = check_model(keras.Sequential([L.DepthwiseConv2D(3, dilation_rate=2)]), normal(2, 8, 7, 3))
+    assert checked.found[0].reason == "a depthwise convolution" and not checked.found[0].sums
 
 
 EQUATIONS = {
@@ -569,9 +624,9 @@ def test_layout_is_that_of_torch(case):
     expected = weight.grad.reshape(weight.shape[0], -1).numpy()
     assert tuple(wire.shape) == expected.shape == (layout.out, layout.columns)
     np.testing.assert_allclose(wire.numpy(), expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
-    for use, (a, d) in zip(checked.found[0].uses, checked.factors[0], strict=True):
+    for (a, d), begin in zip(checked.factors[0], begins(checked.found[0]), strict=True):
         part = d.numpy().T @ a.numpy()
-        wanted = expected[use.out_begin : use.out_begin + part.shape[0]]
+        wanted = expected[begin : begin + part.shape[0]]
         np.testing.assert_allclose(part, wanted, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
 

@@ -169,6 +169,12 @@ for number, weight in enumerate(partial.get_weights()):
 summing = dad.keras.DistributedOptimizer(keras.optimizers.SGD(0.05), backward_passes_per_step=3)
 fit(model(), summing, shard(hvd.rank()), 4)  # 8 batches
 assert summing._agg_helper.counter.numpy() == 2 and summing.iterations.numpy() == 8
+normed = keras.Sequential([keras.Input((6,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+average = hvd.callbacks.BatchNormAverageCallback()
+for callbacks in ([], [average]):
+    fit(normed, hvd.DistributedOptimizer(keras.optimizers.SGD(0.0)), shard(hvd.rank()), 4, callbacks=callbacks)
+    mine, other = hvd.allgather_object(normed.layers[0].get_weights())
+    assert [np.array_equal(a, b) for a, b in zip(mine, other)][2:] == [bool(callbacks)] * 2
 variable = tf.Variable(1.0)
 for optimizer in (keras.optimizers.SGD(), keras.optimizers.legacy.SGD()):
     optimizer = hvd.DistributedOptimizer(optimizer)

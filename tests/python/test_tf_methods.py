@@ -47,30 +47,30 @@ def mlp_in_torch():
     return torch.nn.Sequential(*layers[:-1])
 
 
-def cnn_in_torch():
+def cnn_in_torch(groups=(1, 1)):
     torch.manual_seed(3)
     return torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 3, padding=1),
+        torch.nn.Conv2d(3, 12, 3, padding=1, groups=groups[0]),
         torch.nn.ReLU(),
-        torch.nn.Conv2d(8, 6, 3, stride=2),
+        torch.nn.Conv2d(12, 6, 3, stride=2, groups=groups[1]),
         torch.nn.Flatten(),
         torch.nn.Linear(6 * 3 * 3, 4),
     )
 
 
-def cnn_in_keras():
+def cnn_in_keras(groups=(1, 1)):
     layers = keras.layers
     model = keras.Sequential(
         [
             keras.Input((8, 8, 3)),
-            layers.Conv2D(8, 3, padding="same", activation="relu"),
-            layers.Conv2D(6, 3, strides=2),
+            layers.Conv2D(12, 3, padding="same", activation="relu", groups=groups[0]),
+            layers.Conv2D(6, 3, strides=2, groups=groups[1]),
             layers.Permute((3, 1, 2)),  # torch's order
             layers.Flatten(),
             layers.Dense(4),
         ]
     )
-    values = [p.detach().numpy() for p in cnn_in_torch().parameters()]
+    values = [p.detach().numpy() for p in cnn_in_torch(groups).parameters()]
     model.set_weights([to_keras(value) for value in values])
     return model
 
@@ -123,14 +123,18 @@ def payload():
     return sum(hvd().allgather_object(hvd().stats()["payload_bytes_sent"]))
 
 
-def assert_same(ours, theirs, where, tolerance):
-    """Of the first steps the bytes differ: by names, and where ranks change what they fuse something is sent
-    twice."""
+def assert_same_gradients(ours, theirs, where, tolerance):
     for step, ((a, _), (b, _)) in enumerate(zip(ours, theirs, strict=True)):
         for i, (x, y) in enumerate(zip(a, b, strict=True)):
             scale = max(np.abs(y).max(), 1e-12)
             difference = np.abs(x - y).max() / scale
             assert difference <= tolerance, f"{where}, step {step}, tensor {i}: {difference}"
+
+
+def assert_same(ours, theirs, where, tolerance):
+    """Of the first steps the bytes differ: by names, and where ranks change what they fuse something is sent
+    twice."""
+    assert_same_gradients(ours, theirs, where, tolerance)
     mine, their = (min(sent for _, sent in steps[2:]) for steps in (ours, theirs))
     assert abs(mine - their) <= 0.005 * their + 32, f"{where}: {mine}, {their}"
 
@@ -156,6 +160,18 @@ def check_the_same_for_convolutions():
         model = cnn_in_keras()
         theirs = gradients_in_torch(cnn_in_torch(), data, method, model, channels_first=True)
         assert_same(gradients_in_tensorflow(model, data, method), theirs, method, 1e-3)
+
+
+def check_the_same_for_convolutions_with_groups():
+    """The variance of vgc is that over samples in both. Bytes differ: in TensorFlow a bias has a share of its
+    own there."""
+    data = batches(hvd().rank(), (8, 8, 3), 4, steps=4, rows=3)
+    for groups in ((3, 2), (3, 6)):
+        for method in ("exact", "dad", "rank_dad:rank=2", "vgc:alpha=0.5"):
+            model = cnn_in_keras(groups)
+            theirs = gradients_in_torch(cnn_in_torch(groups), data, method, model, channels_first=True)
+            ours = gradients_in_tensorflow(model, data, method)
+            assert_same_gradients(ours, theirs, f"{method}, {groups} groups", 1e-3)
 
 
 def norm_in_torch(keras_model):
@@ -248,6 +264,48 @@ def check_small_layers_share_an_op_and_others_have_both_ways():
             scale = max(np.abs(b.numpy()).max(), 1e-12)
             assert np.abs(a.numpy() - b.numpy()).max() <= tolerance * scale, method
     exchange._MOST_FORMED = most
+
+
+def many_groups(groups, size):
+    layers = keras.layers
+    channels = 6 * groups
+    model = keras.Sequential([keras.Input((size, size, channels), batch_size=2)])
+    model.add(layers.Conv2D(8 * groups, 3, groups=groups))
+    model.add(layers.Flatten())
+    model.add(layers.Dense(3))
+    return model, batches(hvd().rank(), (size, size, channels), 3, steps=3, rows=2)
+
+
+def check_graphs_do_not_grow_with_the_number_of_groups():
+    for method in ("none", "exact", "dad", "rank_dad", "vgc"):
+        # Of 3x3 pixels there is one row per sample and group, which is less than the gradient.
+        for size in (3, 9):
+            num_ops = []
+            for groups in (3, 48):
+                model, data = many_groups(groups, size)
+                step = make_step(model, method, compiled=True)
+                arguments = list(map(tf.constant, data[0]))
+                num_ops.append(len(step.get_concrete_function(*arguments).graph.get_operations()))
+            assert num_ops[1] <= num_ops[0] + 8, f"{method}, {size}x{size} pixels: {num_ops} ops"
+
+
+def check_groups_go_by_factors_where_these_pay():
+    for size, kinds in ((3, {"factor"}), (9, {"dense"})):
+        model, data = many_groups(4, size)
+        expected = gradients_in_tensorflow(model, data, "none")
+        with slow_link():
+            ours = gradients_in_tensorflow(model, data, "dad")
+        for (a, _), (b, _) in zip(ours, expected, strict=True):
+            for x, y in zip(a, b, strict=True):
+                assert np.abs(x - y).max() <= 1e-5 * np.abs(y).max(), size
+        step = make_step(model, "dad", compiled=True)
+        step(*map(tf.constant, data[0]))
+        (exchange,) = set(step.get_concrete_function(*map(tf.constant, data[0])).graph._dad_exchanges)
+        (choice,) = [
+            c for c in exchange.board.plan.choices if "conv2d" in c.layers[0] and "kernel" in c.layers[0]
+        ]
+        assert {choice.kind} == kinds, choice
+        assert "rows" in choice.why, choice
 
 
 def check_plans_name_layers_without_factors():

@@ -2,8 +2,10 @@
 
 import copy
 import functools
+import importlib
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -202,6 +204,42 @@ def check_ranks_that_disagree_all_get_an_error():
             assert_replicas_are_equal(model, methods)
     raises(ValueError, lambda: make_step(model, "dad", False, op=hvd().Max)(x, y), "Average and op=Sum")
     raises(ValueError, lambda: hvd().allreduce(np.ones(3), compression="rank_dad"), "keeps state")
+
+
+def check_a_rank_that_fails_in_the_step_that_all_observe_is_named():
+    board = importlib.import_module("dad.tensorflow.board")
+    x, y = map(tf.constant, batches(hvd().rank(), (12,), 5, steps=1)[0])
+
+    def failing(*_):
+        raise RuntimeError("cannot see")
+
+    for compiled in (True, False):
+        step = make_step(mlp_in_keras(), "rank_dad:rank=2", compiled)
+        observe = failing if hvd().rank() == 1 else board.observe
+        with mock.patch.object(board, "observe", observe):
+            raises(
+                tf.errors.FailedPreconditionError,
+                lambda step=step: step(x, y),
+                "rank 1 failed in the step that all ranks observe: RuntimeError: cannot see",
+            )
+        # The next step is observed instead.
+        results = hvd().allgather_object([gradient.numpy() for gradient in step(x, y)])
+        for a, b in zip(*results, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def check_a_plan_is_made_once_also_for_layers_without_rows():
+    """vgc takes rows where there are some: that a recurrent layer has none asks for no other plan."""
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((3, 6)), layers.GRU(16), layers.Dense(2)])
+    board = importlib.import_module("dad.tensorflow.board")
+    plans = []
+    make_plan = board.Board._make_plan
+    with mock.patch.object(board.Board, "_make_plan", lambda *of: plans.append(of) or make_plan(*of)):
+        step = make_step(model, "vgc", compiled=True)
+        for x, y in batches(hvd().rank(), (3, 6), 2, steps=4):
+            step(tf.constant(x), tf.constant(y))
+    assert len(plans) == 1, len(plans)
 
 
 def check_sessions_of_tf1():

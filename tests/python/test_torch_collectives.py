@@ -4,6 +4,7 @@ import signal
 import threading
 import time
 
+import numpy as np
 import pytest
 
 import dad
@@ -497,6 +498,26 @@ def check_broadcast_parameters():
     hvd().broadcast_parameters(model.parameters(), root_rank=0)
     raises(ValueError, lambda: hvd().broadcast_parameters(5, 0))
     raises(ValueError, lambda: hvd().broadcast_parameters({"a": "text"}, 0), "'a'")
+
+
+def check_average_batch_norm():
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4), torch.nn.InstanceNorm1d(4))
+    generator = np.random.default_rng(5)
+    means = generator.normal(100.0, 1.0, size=(hvd().size(), 4))
+    variances = generator.uniform(0.5, 2.0, size=(hvd().size(), 4))
+    model[1].running_mean.copy_(torch.from_numpy(means[hvd().rank()]))
+    model[1].running_var.copy_(torch.from_numpy(variances[hvd().rank()]))
+    for _ in range(2):  # again nothing changes
+        hvd().average_batch_norm(model)
+        torch.testing.assert_close(model[1].running_mean, torch.from_numpy(means.mean(0)).float())
+        expected = torch.from_numpy(variances.mean(0) + means.var(0)).float()
+        torch.testing.assert_close(model[1].running_var, expected)
+        everyone = hvd().allgather_object([model[1].running_mean, model[1].running_var])
+        assert all(torch.equal(a, b) for other in everyone for a, b in zip(other, everyone[0], strict=True))
+    hvd().average_batch_norm(torch.nn.Linear(2, 2))
+    other = torch.nn.Sequential(torch.nn.BatchNorm1d(4 + (hvd().rank() == 1)))
+    message = ('"0" has 4 channels on rank 0, 5 channels on rank 1', "same model")
+    raises(hvd().MismatchError, lambda: hvd().average_batch_norm(other), *message)
 
 
 def check_autograd_sees_writes_in_place():

@@ -597,13 +597,15 @@ def check_the_plan_has_the_columns_of_the_contract():
         optimizer.step()
     rows = optimizer.plan()
     assert [row["name"] for row in rows] == [n for n, _ in model.named_parameters()]
-    columns = ["name", "shape", "rows", "method", "why", "predicted_ms", "measured_ms", "bytes", "ratio"]
+    columns = ["name", "shape", "rows", "method", "why", "predicted_ms", "measured_ms"]
+    columns += ["predicted_bytes", "measured_bytes", "dense_bytes", "bytes", "ratio"]
     assert all(list(row) == columns for row in rows)
     first = rows[0]
     assert first["shape"] == (D, D) and first["rows"] == 2 and first["method"] == "rank_dad" and first["why"]
     assert (
         first["predicted_ms"] > 0 and first["measured_ms"] > 0 and first["bytes"] > 0 and first["ratio"] > 1
     )
+    assert first["bytes"] == first["measured_bytes"] > 0 and first["predicted_bytes"] > 0
     tensors = hvd().stats()["tensors"]
     assert 1 <= tensors["0.weight"]["effective"] <= 4  # gather: 2 of each rank
     assert tensors["0.weight"]["steps"] >= 3

@@ -39,7 +39,11 @@ def test_every_rank_reports_at_exit(results):
 
 
 def test_the_plan_is_printed_by_rank_0(results):
-    assert "shown.weight" in results.output and "tensors" in results.output
+    assert "shown.weight" in results.output and "2 tensors" in results.output
+    assert "what a step waited for gradients" in results.output
+    assert any(
+        "plan: 24 B → 24 B per step" in line and "measured" in line for line in results.output.splitlines()
+    )
     assert results.output.count("shown.weight") == 1
 
 

@@ -19,29 +19,35 @@ L = keras.layers
 
 
 def rebuilt(found, index, factors):
-    """The gradient of one variable, of factors and rest only. `factors` holds those of each use."""
+    """The gradient of one variable, of factors and rest only. `factors` holds those of each group of each
+    use."""
     one = found[index]
     layout = one.layout
     wide = tf.float64
     if one.rides_with is not None:
         weight = found[one.rides_with]
         total = tf.zeros([weight.layout.out], wide)
-        for use, (_, d) in zip(weight.uses, factors[one.rides_with], strict=True):
+        for (_, d), begin in zip(factors[one.rides_with], begins(weight), strict=True):
             rows = tf.reduce_sum(tf.cast(d, wide), 0)
-            total += tf.pad(rows, [(use.out_begin, weight.layout.out - use.out_begin - tf.shape(rows)[0])])
+            total += tf.pad(rows, [(begin, weight.layout.out - begin - tf.shape(rows)[0])])
         return tf.reshape(total, layout.shape)
     total = tf.zeros(layout.shape, wide)
-    for use, (a, d) in zip(one.uses, factors[index], strict=True):
+    for (a, d), begin in zip(factors[index], begins(one), strict=True):
         d = tf.cast(d, wide)
-        if use.kind == "indexed":
+        if a.shape.rank == 1:  # indexed rows
             assert a.dtype == tf.int64
             matrix = tf.math.unsorted_segment_sum(d, a, layout.out)
         else:
             part = tf.matmul(d, tf.cast(a, wide), transpose_a=True)
-            end = layout.out - use.out_begin - tf.shape(part)[0]
-            matrix = tf.pad(part, [(use.out_begin, end), (0, 0)])
+            end = layout.out - begin - tf.shape(part)[0]
+            matrix = tf.pad(part, [(begin, end), (0, 0)])
         total += layout.from_wire(matrix)
     return total + added(one, [tf.convert_to_tensor(rest) for rest in one.rest])
+
+
+def begins(one):
+    """The first output row of each group of each use."""
+    return [begin for use in one.uses for begin in use.begins]
 
 
 def added(one, tensors):
@@ -80,7 +86,7 @@ class Checked:
         else:
             gradients = self._take(tape, loss)
         found = self.found = find(gradients, self.variables, **({"recorder": recorder} if eager else {}))
-        factors = [[use.factors(*use.inputs) for use in one.uses] for one in found]
+        factors = [[pair for use in one.uses for pair in use.segments(*use.inputs)] for one in found]
         again = [rebuilt(found, index, factors) for index in range(len(found))]
         formed = []
         for one, variable, other in zip(found, self.variables, again, strict=True):

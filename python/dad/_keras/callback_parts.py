@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from dad._keras.batch_norm import average_batch_norm
 from dad.basics import rank, size, stats
 
 
@@ -81,6 +82,16 @@ class MetricAverage:
         for metric in numbers:
             values = [theirs[metric] for theirs in everyone if metric in theirs]
             logs[metric] = float(np.mean(np.array(values, np.float64)))
+
+
+class BatchNormAverage:
+    """Gives all ranks the same moving statistics of batch normalization at the end of every epoch, for all
+    callbacks that come later: see average_batch_norm(). Put it before those that save the model."""
+
+    model: Any
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        average_batch_norm(self.model)
 
 
 class LearningRateSchedule:

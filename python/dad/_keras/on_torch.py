@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import glob
 import os
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from dad.basics import Average, Max
 from dad.circle import circle_of
 from dad.log import log
 from dad.plan_table import plan_rows
+from dad.plan_text import PlanPrinter
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
 from dad.state_bytes import from_bytes, to_bytes
@@ -71,6 +73,8 @@ class GradientReducer:
         self._why = why or ("no method asked for" if dense else "asked for")
         self._local: dict[int, Any] = {}
         self._seen: dict[str, Slot] = {}
+        self._printer = PlanPrinter()
+        self._waited_seconds = 0.0
 
     def register_local(self, variable: Any) -> None:
         self._local[id(variable)] = variable
@@ -100,10 +104,17 @@ class GradientReducer:
         started = [
             self._start(members, results, names, variables) for members in self._batches(dense, variables)
         ]
+        begin = time.perf_counter()
         for handle, finish in started:
             for i, gradient in finish(synchronize(handle)):
                 results[i] = gradient
+        self._waited_seconds += time.perf_counter() - begin
+        self._print_plan()
         return results
+
+    def _print_plan(self) -> None:
+        if self.settings.process_set.rank() == 0:
+            self._printer.step_done(self.plan, self._waited_seconds)
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         """Of a scaled loss: if these are not finite the step is left out."""
@@ -221,6 +232,9 @@ class MethodReducer(GradientReducer):
             for i, variable in enumerate(variables):
                 if self.is_local(variable) and results[i] is not None:
                     results[i] = results[i] / size
+        self._waited_seconds = self._sync.waited_seconds
+        if self._sync.is_planned():
+            self._print_plan()
         return results
 
     def register_local(self, variable: Any) -> None:

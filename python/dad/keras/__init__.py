@@ -1,6 +1,7 @@
 """dad for Keras 3, on its TensorFlow and torch backends: `import dad.keras as hvd`."""
 # ruff: noqa: F401  this file only collects names
 
+from dad._keras.batch_norm import average_batch_norm
 from dad.basics import (
     Adasum,
     Average,

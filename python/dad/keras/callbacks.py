@@ -27,6 +27,10 @@ class MetricAverageCallback(parts.MetricAverage, _Callback):
     __doc__ = parts.MetricAverage.__doc__
 
 
+class BatchNormAverageCallback(parts.BatchNormAverage, _Callback):
+    __doc__ = parts.BatchNormAverage.__doc__
+
+
 class LearningRateScheduleCallback(parts.LearningRateSchedule, _Callback):
     __doc__ = parts.LearningRateSchedule.__doc__
 

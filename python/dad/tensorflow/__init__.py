@@ -3,6 +3,7 @@
 
 from typing import NoReturn as _NoReturn
 
+from dad._keras.batch_norm import average_batch_norm
 from dad.basics import (
     Adasum,
     Average,

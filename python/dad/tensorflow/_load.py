@@ -53,6 +53,8 @@ def _functions() -> ctypes.CDLL:
     library.dad_tf_take_notes.restype = int64
     library.dad_tf_return.argtypes = [int64, text, ctypes.POINTER(ctypes.c_double), int64]
     library.dad_tf_num_joins.restype = int64
+    library.dad_tf_exposed_seconds.argtypes = [int64]
+    library.dad_tf_exposed_seconds.restype = ctypes.c_double
     return library
 
 

@@ -29,6 +29,7 @@ from dad.compression import Exact
 from dad.errors import MismatchError
 from dad.link import measure_costs
 from dad.log import log
+from dad.plan_text import PRINTED_AFTER_STEPS
 from dad.planned_methods import warm_up_steps
 from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
@@ -39,8 +40,6 @@ from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
 _WANTS_PLAN, _NOT_FINITE, _TOO_LARGE, _RANK_SHIFT = 1, 2, 4, 8
-_BY_LAYER = ("factor", "low_rank", "sparse")
-_LOSSY = ("low_rank", "sparse", "int8", "qsgd")  # in units without loss scale
 _MOST_NOTES = 4096
 _NEVER = -1
 
@@ -103,7 +102,11 @@ class Board:
         self.process_set = process_set
         self.op = op
         self.tensors: dict[str, Tensor] = {}
-        self.on_plan: Callable[[], None] = lambda: None  # a plan was made
+        # Called once, when a plan has been followed for a few steps and its bytes have been measured, with
+        # the exposed time of a step in ms (tf_ops/board.h).
+        self.on_measured: Callable[[float], None] | None = None
+        self._measured_at = _NEVER  # the step in which that is
+        self._exposed_before = 0.0
         self.plan: Plan | None = None
         self.id = library.dad_tf_new_board()
         self._stream = stream
@@ -154,8 +157,17 @@ class Board:
             if (wants_plan or not tensor.planned) and warm_up_steps(tensor.method) <= self._now()
         ]
         if held and self._postponed != self._joins:
-            self._make_plan(held, self._traces[trace], counts)
+            self._make_plan(held, trace, counts)
+        if self._measured_at != _NEVER and self._now() >= self._measured_at:
+            self._say_it_is_measured()
         self._write()
+
+    def _say_it_is_measured(self) -> None:
+        self._measured_at = _NEVER
+        on_measured, self.on_measured = self.on_measured, None
+        if on_measured is not None:
+            exposed = library.dad_tf_exposed_seconds(self.id) - self._exposed_before
+            on_measured(1e3 * exposed / PRINTED_AFTER_STEPS)
 
     def _now(self) -> int:
         return self._steps + self._seen_steps
@@ -217,8 +229,15 @@ class Board:
 
     # Plans
 
-    def _make_plan(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> None:
-        seen = self._share(held, observe(held, trace.pairs, counts.reshape(-1, 3).tolist()))
+    def _make_plan(self, held: list[Tensor], trace: int, counts: np.ndarray) -> None:
+        mine: dict[str, Observation] = {}
+        failure = None
+        try:
+            mine = observe(held, self._traces[trace].pairs, counts.reshape(-1, 3).tolist())
+        except Exception as error:  # the others wait for this rank, and are told
+            log.debug("failed to observe a step", exc_info=True)
+            failure = f"{type(error).__name__}: {error}"
+        seen = self._share(held, mine, failure)
         if len(seen) < self.process_set.size():
             self._postponed = self._joins  # who has joined would not know of it
             return
@@ -234,7 +253,9 @@ class Board:
         self._hand_over(made.choices, held)
         self._return_kept(held)
         self._say_what_does_not_fit(made.choices)
-        self.on_plan()
+        if self.on_measured is not None:
+            self._measured_at = self._now() + PRINTED_AFTER_STEPS
+            self._exposed_before = library.dad_tf_exposed_seconds(self.id)
 
     def _return_kept(self, tensors: Sequence[Tensor]) -> None:
         """What ranks have kept of tensors of which nothing is kept any more goes into this step's result."""
@@ -251,24 +272,34 @@ class Board:
         for tensor in tensors:
             tensor.kept = None
 
-    def _share(self, held: list[Tensor], mine: dict[str, Observation]) -> list[dict[str, Observation]]:
-        """What every rank has seen. MismatchError, on all of them, if they do not plan for the same."""
+    def _share(
+        self, held: list[Tensor], mine: dict[str, Observation], failure: str | None
+    ) -> list[dict[str, Observation]]:
+        """What every rank has seen. MismatchError, on all of them, if they do not plan for the same tensors
+        or one has failed to see."""
         described = {tensor.name: [str(tensor.shape), tensor.dtype, tensor.method.spec()] for tensor in held}
         packet = [
             self.process_set.rank(),
             described,
             {name: dataclasses.asdict(observation) for name, observation in mine.items()},
+            failure,
         ]
         all_ranks = self._gather("plan", packet)
-        first, wanted, _ = all_ranks[0]
-        for rank, tensors, _ in all_ranks[1:]:
+        for rank, *_, why in all_ranks:
+            if why is not None:
+                raise MismatchError(
+                    f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
+                    f"all ranks observe: {why}"
+                )
+        first, wanted, *_ = all_ranks[0]
+        for rank, tensors, *_ in all_ranks[1:]:
             for name in {**wanted, **tensors}:
                 here, there = (" ".join(of.get(name, ["nothing"])) for of in (wanted, tensors))
                 if here != there:
                     raise MismatchError(
                         f'ranks disagree on "{name}": {here} on rank {first}, {there} on rank {rank}'
                     )
-        return [{name: _observation(one) for name, one in seen.items()} for *_, seen in all_ranks]
+        return [{name: _observation(one) for name, one in seen.items()} for *_, seen, _ in all_ranks]
 
     def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
         for choice in choices:
@@ -317,6 +348,8 @@ class Board:
             for tensor in self.tensors.values()
             if not tensor.planned and warm_up_steps(tensor.method) > self._now()
         ]
+        if self._measured_at != _NEVER:
+            pending.append(self._measured_at)
         at = min(pending) - self._steps if pending else _NEVER
         library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
 
@@ -445,9 +478,10 @@ _DENSE_WAY = "\t".join(["0", "0", "0", "0", "none"])
 
 def _way(choice: Choice) -> str:
     """A line for tf_ops/board.h."""
-    by_layer = choice.kind in _BY_LAYER
-    as_rows = by_layer and choice.capture != "off"
-    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.kind in _LOSSY)]
+    # Where no rank had rows there are none to wait for: a graph without them is what was planned for.
+    comes_as_rows = choice.rows > 0 or choice.most_rows == 0
+    as_rows = choice.by_layer and choice.capture != "off" and comes_as_rows
+    flags = [str(int(flag)) for flag in (choice.by_layer, as_rows, choice.lossy)]
     return "\t".join([*flags, str(min(choice.most_rows, 2**62)), choice.text])
 
 

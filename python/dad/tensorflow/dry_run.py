@@ -14,7 +14,8 @@ from dad.link import bytes_per_second, product_rate
 from dad.plan_table import plan_rows
 from dad.planned_methods import planned_method
 from dad.tensorflow.board import layers_of, observe
-from dad.tensorflow.exchange import counts_of, pairs_of, take_samples, tensor_of
+from dad.tensorflow.exchange import counts_of, pairs_of, tensor_of
+from dad.tensorflow.factor_forms import choose_forms
 from dad.tensorflow.factors import find
 from dad.tensorflow.gradients import Row, variable_names
 from dad.tensorflow.ops import resource
@@ -43,9 +44,9 @@ def plan(
     def trace() -> None:
         with tf.GradientTape() as tape:
             number = (loss or _sum)(_forward(model, batch, training=True))
-        found = find(tape.gradient(number, variables), variables)
-        for one, method in zip(found, methods, strict=True):
-            take_samples(one, method)
+        gradients = tape.gradient(number, variables)
+        found = find(gradients, variables)
+        choose_forms(found, gradients, methods)
         work = pairs_of(names, found)
         seen["tensors"] = [
             tensor_of(*of) for of in zip(names, variables, found, methods, strict=True) if of[-1] is not None

@@ -26,6 +26,7 @@ from dad.planner import Link
 from dad.process_sets import ProcessSet
 from dad.tensorflow._load import lib
 from dad.tensorflow.board import Board, Pair, Tensor
+from dad.tensorflow.factor_forms import choose_forms
 from dad.tensorflow.factor_uses import Layout, is_plain_product
 from dad.tensorflow.factors import Found, Recorder, find
 from dad.tensorflow.graph import is_eager, plain, run_any_time
@@ -52,6 +53,11 @@ class Work:
     @property
     def members(self) -> list[int]:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    @property
+    def sends_rows(self) -> bool:
+        """Whether the graph has the factors, for the plan to choose."""
+        return self.pair.has_rows and not self.found.is_formed
 
     def is_formed_by_the_op(self) -> bool:
         """Whether the op that sends it may as well form its gradient: little work, of operands as they
@@ -107,10 +113,10 @@ class MethodExchange:
         if self.saved is not None:
             self.board.load(self.saved)
             self.saved = None
-        for name, one in zip(names, found, strict=True):
+        for one in found:
             if is_eager() and recorder is None and one.reason:
                 one.reason = "computed eagerly, by another tape than dad's and not in hvd.capture()"
-            take_samples(one, planned_method(self._compression, name))
+        choose_forms(found, gradients, [planned_method(self._compression, name) for name in names])
         work = pairs_of(names, found)
         sent = _sent_in_this_graph()
         wires = [self._wire_name(name) for name in names]
@@ -141,14 +147,14 @@ class MethodExchange:
         for k, one in enumerate(work):
             if one.weight in by_chain:
                 results.update(call.switched(one, as_rows[k], in_chain[k], by_chain))
-            elif one.pair.has_rows and not one.is_formed_by_the_op():
+            elif one.sends_rows and not one.is_formed_by_the_op():
                 results.update(call.switched(one, as_rows[k]))
             else:
                 together.append(k)
         sizes = [sum(bytes_of(variables[i]) for i in work[k].members) for k in together]
         for members in small_together(together, sizes, _OP_BYTES):
             batch = [work[k] for k in members]
-            results.update(call.send(batch, [one.pair.has_rows for one in batch]))
+            results.update(call.send(batch, [one.sends_rows for one in batch]))
         gathered = call.gather(results)
         sent.update(zip(wires, gathered, strict=True))
         return gathered
@@ -181,7 +187,7 @@ class MethodExchange:
             board=self.board.id,
             trace=trace,
             pairs=places,
-            has_rows=[one.pair.has_rows for one in work],
+            has_rows=[one.sends_rows for one in work],
         )
         run_any_time([as_rows])
         return as_rows, in_chain
@@ -196,12 +202,6 @@ def _sent_in_this_graph() -> dict[str, tf.Tensor]:
     if not hasattr(graph, "_dad_sent"):
         graph._dad_sent = {}
     return graph._dad_sent
-
-
-def take_samples(found: Found, method: Any) -> None:
-    """A vector that would come formed comes by samples, for methods that look at these."""
-    if looks_at_variance(method) and found.sums and found.rides_with is None:
-        found.uses, found.rest, found.reason = found.sums, [], ""
 
 
 def counts_of(work: Sequence[Work]) -> list[tuple[Any, Any, Any]]:
@@ -386,12 +386,14 @@ class _Call:
         counts, tensors = [], []
         for use, of in [*rows, *indexed]:
             samples = use.num_samples() if self._looks_at_samples(one) else 0
-            is_known = isinstance(samples, int)
-            counts.append(samples if is_known else _COMES)
-            tensors += [*use.factors(*of), *([] if is_known else [tf.cast(samples, tf.int64)])]
-        text = f"rows={len(rows)};indexed={len(indexed)};dense={int(rest is not None)}"
+            comes = [] if isinstance(samples, int) else [tf.cast(samples, tf.int64)]
+            for factors in use.segments(*of):
+                counts.append(_COMES if comes else samples)
+                tensors += [*factors, *comes]
+        begins = [begin for use, _ in rows for begin in use.begins]
+        text = f"rows={len(begins)};indexed={len(indexed)};dense={int(rest is not None)}"
         text += f";samples={','.join(map(str, counts))}"
-        text += f";begin={','.join(str(use.out_begin) for use, _ in rows)}" if rows else ""
+        text += f";begin={','.join(map(str, begins))}" if rows else ""
         return text, [*tensors, *([rest] if rest is not None else [])]
 
     def _looks_at_samples(self, one: Work) -> bool:

@@ -241,11 +241,10 @@ class Patterns:
             before,
             groups,
         )
-        per_group = [*kernel[:-1], outputs // groups]
 
         def form(x, dy):
             op = getattr(tf.raw_ops, op_type)
-            return op(input=x, filter_sizes=per_group, out_backprop=dy, **attributes)
+            return op(input=x, filter_sizes=kernel, out_backprop=dy, **attributes)
 
         restore = _unchanged
         dilated = self._dilated(x, dy, convolution, form)
@@ -253,10 +252,35 @@ class Patterns:
             x, dy, convolution, restore, form = dilated
         return [
             ConvolutionUse(
-                self.nodes, x, dy, convolution, restore, form, group, path, variable.shape, variable.dtype
+                self.nodes, x, dy, convolution, restore, form, path, variable.shape, variable.dtype
             )
-            for group in range(groups)
         ]
+
+    def depthwise(self, tensor) -> tuple | None:
+        """x, dy and the convolution behind the gradient of a depthwise kernel; None for other tensors."""
+        node = self.nodes.of(tensor)
+        while node is not None and node.type in ("Identity", "Reshape", "Squeeze", "ExpandDims"):
+            tensor = node.inputs[0]
+            node = self.nodes.of(tensor)
+        if node is None or node.type != "DepthwiseConv2dNativeBackpropFilter":
+            return None
+        x, _, dy = node.inputs
+        try:
+            is_dilated = self._space_to_batch(dy) is not None
+        except Declined:
+            is_dilated = True
+        if is_dilated:  # a sample is spread over several images
+            return None
+        kernel, attributes = _known(tensor, None), _convolution_attributes(node)
+        known = kernel is not None and x.shape.rank == dy.shape.rank == 4
+        if not known or attributes["data_format"] != "NHWC" or attributes["padding"] == "EXPLICIT":
+            return None
+        outputs = kernel[2] * kernel[3]
+        if x.shape[-1] != kernel[2] or dy.shape[-1] != outputs:
+            return None
+        before = None if attributes["padding"] == "SAME" else (0, 0)
+        steps = (tuple(attributes[name][1:-1]) for name in ("strides", "dilations"))
+        return x, dy, Convolution(kernel[:2], 1, outputs, *steps, before, groups=kernel[2])
 
     def _dilated(self, x, dy, convolution, form):
         """A dilated convolution comes as a plain one of every n-th pixel, with the others in the batch. It is
@@ -423,7 +447,7 @@ def reason_of(op_type: str) -> str:
 
 def _convolution_attributes(node) -> dict:
     names = ["strides", "padding", "dilations", "data_format"]
-    if node.type == "Conv2DBackpropFilter":
+    if node.type != "Conv3DBackpropFilterV2":
         names.append("explicit_paddings")
     values = [node.attr(name) for name in names]
     return {

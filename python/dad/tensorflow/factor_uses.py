@@ -44,6 +44,14 @@ class Layout:
         return tf.reshape(tensor, [self.out, self.columns])
 
     @plain
+    def samples_to_wire(self, tensor) -> tf.Tensor:
+        """samples × shape becomes (samples · out) × columns, the matrix of one sample after another."""
+        if self.order == CONVOLUTION:
+            positions = tf.reshape(tensor, [-1, math.prod(self.shape[:-2]), self.shape[-2], self.out])
+            tensor = tf.transpose(positions, [0, 3, 2, 1])
+        return tf.reshape(tensor, [-1, self.columns])
+
+    @plain
     def from_wire(self, tensor) -> tf.Tensor:
         if self.is_transposed:
             tensor = tf.transpose(tf.reshape(tensor, [self.out, self.columns]))
@@ -141,7 +149,8 @@ class Use(ABC):
 
     def __init__(self, nodes: Nodes, tensors, path: Path, shape, dtype):
         self.inputs: tuple[tf.Tensor, ...] = (*tensors, *path.scalars)
-        self.out_begin = 0
+        # The first output row of each group of a convolution; other layers have one group.
+        self.begins: tuple[int, ...] = (0,)
         self.delta: tf.Tensor | None = None
         self.has_bias = False
         self.link = None
@@ -160,9 +169,19 @@ class Use(ABC):
 
     @plain
     def factors(self, *inputs):
-        """rows: A (N × columns) and D (N × outputs); indexed: indices (N) and rows (N × columns)."""
+        """rows: A (N × columns) and D (N × outputs); indexed: indices (N) and rows (N × columns).
+
+        With several groups A and D have one more axis, in front: the group. `segments` takes them apart."""
         tensors, scalars = self._split(inputs)
         return self.path.scale(*self._factors(*tensors), scalars)
+
+    @plain
+    def segments(self, *inputs) -> list[tuple[tf.Tensor, tf.Tensor]]:
+        """The factors of each group, in the order of `begins`."""
+        first, second = self.factors(*inputs)
+        if len(self.begins) == 1:
+            return [(first, second)]
+        return list(zip(tf.unstack(first), tf.unstack(second), strict=True))
 
     @plain
     def gradient(self, *inputs) -> tf.Tensor:
@@ -172,7 +191,7 @@ class Use(ABC):
 
     @abstractmethod
     def num_rows(self) -> int | tf.Tensor:
-        """A number where shapes are known, else a tensor that depends on shapes only."""
+        """Of all groups. A number where shapes are known, else a tensor that depends on shapes only."""
 
     @abstractmethod
     def num_samples(self) -> int | tf.Tensor:
@@ -345,12 +364,11 @@ class Convolution:
     before: tuple[int, ...] | None  # padding; None: SAME
     groups: int
 
-    def patches(self, x, dy) -> tf.Tensor:
-        """N × (channels · kernel): for every position of `dy` what the kernel saw there, in torch's order."""
+    def padded(self, x, dy) -> tf.Tensor:
+        """`x` with all that the kernel saw at the positions of `dy`."""
         spatial = range(1, 1 + len(self.kernel))
         sizes = [_dimension(x, axis) for axis in spatial]
         outs = [_dimension(dy, axis) for axis in spatial]
-        channels = x.shape[-1]
         reaches = [
             (out - 1) * stride + (kernel - 1) * dilation + 1
             for out, stride, kernel, dilation in zip(
@@ -365,8 +383,16 @@ class Convolution:
             _at_least_zero(reach - size - pad)
             for reach, size, pad in zip(reaches, sizes, before, strict=True)
         ]
-        if not all(isinstance(pad, int) and pad == 0 for pad in (*before, *after)):
-            x = tf.pad(x, [(0, 0), *zip(before, after, strict=True), (0, 0)])
+        if all(isinstance(pad, int) and pad == 0 for pad in (*before, *after)):
+            return x
+        return tf.pad(x, [(0, 0), *zip(before, after, strict=True), (0, 0)])
+
+    def patches(self, x, dy) -> tf.Tensor:
+        """N × (channels · kernel): for every position of `dy` what the kernel saw there, in torch's order;
+        groups × N × (channels of a group · kernel) if there are several groups."""
+        outs = [_dimension(dy, axis) for axis in range(1, 1 + len(self.kernel))]
+        channels = x.shape[-1]
+        x = self.padded(x, dy)
         views = []
         for offsets in itertools.product(*(range(size) for size in self.kernel)):
             begins = [offset * dilation for offset, dilation in zip(offsets, self.dilations, strict=True)]
@@ -375,10 +401,62 @@ class Convolution:
                 for begin, out, stride in zip(begins, outs, self.strides, strict=True)
             ]
             views.append(x[(slice(None), *slices)])
+        if self.groups > 1:
+            positions = tf.reshape(tf.concat(views, -1), [-1, len(views), self.groups, self.inputs])
+            by_group = tf.transpose(positions, [2, 0, 3, 1])
+            return tf.reshape(by_group, [self.groups, -1, self.columns])
         if len(views) == 1:
             return tf.reshape(views[0], [-1, channels])
         positions = tf.reshape(tf.concat(views, -1), [-1, len(views), channels])
-        return tf.reshape(tf.transpose(positions, [0, 2, 1]), [-1, channels * len(views)])
+        return tf.reshape(tf.transpose(positions, [0, 2, 1]), [-1, self.columns])
+
+    def deltas(self, dy) -> tf.Tensor:
+        """N × outputs, or groups × N × outputs of a group: the rows that belong to `patches`."""
+        if self.groups == 1:
+            return tf.reshape(dy, [-1, self.outputs])
+        by_position = tf.reshape(dy, [-1, self.groups, self.outputs_of_group])
+        return tf.transpose(by_position, [1, 0, 2])
+
+    def sample_kernels(self, x, dy) -> tf.Tensor:
+        """samples × kernel × inputs × outputs: the gradient of the kernel by each sample."""
+        if self.inputs == 1 and len(self.kernel) == 2 and len({*self.strides}) == 1 == max(self.dilations):
+            return self._sample_kernels_by_channel(x, dy)
+        positions, outputs = math.prod(self.kernel), self.outputs_of_group
+        samples = _dimension(dy, 0)
+        a = tf.reshape(self.patches(x, dy), [self.groups, samples, -1, self.columns])
+        d = tf.reshape(self.deltas(dy), [self.groups, samples, -1, outputs])
+        product = tf.linalg.matmul(a, d, transpose_a=True)
+        product = tf.reshape(product, [self.groups, samples, self.inputs, positions, outputs])
+        kernels = tf.transpose(product, [1, 3, 2, 0, 4])
+        return tf.reshape(kernels, [samples, *self.kernel, self.inputs, self.outputs])
+
+    def _sample_kernels_by_channel(self, x, dy) -> tf.Tensor:
+        """Groups of one channel: the channels of all samples are those of one image, in a depthwise
+        convolution. No patches are copied, which have the size of the input times that of the kernel."""
+        samples = _dimension(dy, 0)
+        images = [tf.transpose(image, [1, 2, 0, 3]) for image in (self.padded(x, dy), dy)]
+        x, dy = (
+            tf.reshape(image, [1, _dimension(image, 0), _dimension(image, 1), samples * image.shape[-1]])
+            for image in images
+        )
+        kernels = tf.raw_ops.DepthwiseConv2dNativeBackpropFilter(
+            input=x,
+            filter_sizes=[*self.kernel, samples * self.groups, self.outputs_of_group],
+            out_backprop=dy,
+            strides=[1, *self.strides, 1],
+            padding="VALID",
+        )
+        kernels = tf.reshape(kernels, [*self.kernel, samples, self.outputs])
+        return tf.expand_dims(tf.transpose(kernels, [2, 0, 1, 3]), 3)
+
+    @property
+    def columns(self) -> int:
+        """Of a row of A."""
+        return self.inputs * math.prod(self.kernel)
+
+    @property
+    def outputs_of_group(self) -> int:
+        return self.outputs // self.groups
 
 
 def _dimension(tensor, axis):
@@ -391,40 +469,74 @@ def _at_least_zero(size):
 
 
 class ConvolutionUse(Use):
-    """One group of a convolution. In a transposed convolution x and dy have changed places."""
+    """A convolution, with all its groups. In a transposed convolution x and dy have changed places."""
 
-    def __init__(self, nodes, x, dy, convolution, restore, form, group, path, shape, dtype):
+    def __init__(self, nodes, x, dy, convolution, restore, form, path, shape, dtype):
         super().__init__(nodes, (x, dy), path, shape, dtype)
-        self._convolution = convolution
+        self.convolution = convolution
         self._restore = restore  # gives x the shape that the convolution is described for
-        self._form_kernel = form
-        self._group = group
-        self.out_begin = group * (convolution.outputs // convolution.groups)
+        self._form_kernel = form  # of a convolution with one group
+        self.begins = tuple(range(0, convolution.outputs, convolution.outputs_of_group))
         self.delta = nodes.base(dy)
 
-    def _of_group(self, x, dy):
-        if self._convolution.groups == 1:
-            return x, dy
-        return (
-            tf.split(x, self._convolution.groups, -1)[self._group],
-            tf.split(dy, self._convolution.groups, -1)[self._group],
-        )
+    def by_samples(self, layout: Layout) -> Use:
+        """The same gradient as the sum of those of single samples."""
+        return SampleUse(self.nodes, *self.inputs[:2], self.convolution, layout, self.path, self.dtype)
 
     def _factors(self, x, dy):
-        x, dy = self._of_group(self._restore(x), dy)
-        return self._convolution.patches(x, dy), tf.reshape(dy, [-1, dy.shape[-1]])
+        return self.convolution.patches(self._restore(x), dy), self.convolution.deltas(dy)
 
     def _form(self, x, dy):
-        if self._convolution.groups == 1:
+        convolution = self.convolution
+        if convolution.groups == 1:
             return self._form_kernel(x, dy)
-        x, dy = self._of_group(x, dy)
-        kernel = self._form_kernel(x, dy)
-        after = self._convolution.outputs - self.out_begin - dy.shape[-1]
-        return tf.pad(kernel, [(0, 0)] * (kernel.shape.rank - 1) + [(self.out_begin, after)])
+        # TensorFlow has no such op for CPUs, and Keras compiles its own. One product for all groups.
+        a, d = self._factors(x, dy)
+        positions = math.prod(convolution.kernel)
+        product = tf.reshape(
+            tf.linalg.matmul(a, d, transpose_a=True),
+            [convolution.groups, convolution.inputs, positions, convolution.outputs_of_group],
+        )
+        kernel = tf.transpose(product, [2, 1, 0, 3])
+        return tf.reshape(kernel, [*convolution.kernel, convolution.inputs, convolution.outputs])
 
     @plain
     def num_rows(self):
-        return _size(self.inputs[1], range(self.inputs[1].shape.rank - 1))
+        dy = self.inputs[1]
+        return self.convolution.groups * _size(dy, range(dy.shape.rank - 1))
+
+    def least_rows(self) -> int:
+        """Fewer rows than these never come: sizes that are not known yet count as one."""
+        return self.convolution.groups * math.prod(size or 1 for size in self.inputs[1].shape[:-1])
+
+    @plain
+    def num_samples(self):
+        return _size(self.inputs[1], (0,))
+
+
+class SampleUse(Use):
+    """A convolution with groups, or a depthwise one, by the gradients of single samples: more than the
+    gradient, for methods that look at samples. Each has all rows of the kernel's matrix, so the rows come
+    with their indices."""
+
+    kind = "indexed"
+
+    def __init__(self, nodes, x, dy, convolution, layout, path, dtype):
+        super().__init__(nodes, (x, dy), path, layout.shape, dtype)
+        self._convolution = convolution
+        self._layout = layout
+        self.delta = nodes.base(dy)
+
+    def _factors(self, x, dy):
+        rows = self._layout.samples_to_wire(self._convolution.sample_kernels(x, dy))
+        return tf.tile(tf.range(self._layout.out, dtype=tf.int64), [_dimension(dy, 0)]), rows
+
+    def _form(self, x, dy):
+        return tf.reduce_sum(self._convolution.sample_kernels(x, dy), 0)
+
+    @plain
+    def num_rows(self):
+        return self._layout.out * self.num_samples()
 
     @plain
     def num_samples(self):

@@ -29,6 +29,7 @@ from dad.tensorflow.factor_uses import (
     Layout,
     Path,
     ProductUse,
+    SampleUse,
     Step,
     SumUse,
     Use,
@@ -52,8 +53,10 @@ class Found:
     # rest, and `rides_with` says where its gradient is.
     bias: int | None = None
     rides_with: int | None = None
-    # Of a vector that comes formed: the same gradient by samples.
+    # Of a vector that comes formed and of convolutions with groups: the same gradient by samples.
     sums: list[Use] = field(default_factory=list)
+    # The graph has the gradient only. The uses tell the plan how many rows there would be.
+    is_formed: bool = False
 
 
 @plain
@@ -253,8 +256,7 @@ class _Walk:
                     return None
             elif not isinstance(use, ConvolutionUse):
                 return None
-            if use.out_begin == 0:  # groups share one delta
-                terms.append((self._nodes.key(use.delta), scales_of(self._nodes, use.path)))
+            terms.append((self._nodes.key(use.delta), scales_of(self._nodes, use.path)))
         return tuple(sorted(terms, key=repr))
 
     def finish(self, summed) -> Found:
@@ -284,11 +286,24 @@ class _Walk:
         found.reason = _joined(rest.reason for rest in rests)
         if self._variable.shape.rank < 2 and found.reason.startswith("made by the op"):
             found.reason = "a vector, as in a norm, and no bias of a layer"
-        if self.sums is not None and self._variable.shape.rank == 1:
-            found.sums = self._by_samples()
+        found.sums = self._by_samples(found)
         return found
 
-    def _by_samples(self) -> list[Use]:
+    def _by_samples(self, found: Found) -> list[Use]:
+        if self.sums is not None:
+            return self._sums_by_samples() if self._variable.shape.rank == 1 else []
+        convolutions = [use for use in found.uses if isinstance(use, ConvolutionUse)]
+        if convolutions and len(convolutions) == len(found.uses) and not found.rest:
+            has_groups = any(use.convolution.groups > 1 for use in convolutions)
+            return [use.by_samples(found.layout) for use in convolutions] if has_groups else []
+        if len(self._terms) == 1 and isinstance(self._terms[0], _Rest):
+            depthwise = self._patterns.depthwise(self._terms[0].tensor)
+            if depthwise is not None:
+                path, dtype = self._terms[0].path, self._variable.dtype
+                return [SampleUse(self._nodes, *depthwise, found.layout, path, dtype)]
+        return []
+
+    def _sums_by_samples(self) -> list[Use]:
         """The sums, each over the positions of a sample; none if one of them has no samples."""
         if any(term.source.shape.rank is None or term.source.shape.rank < 2 for term in self.sums):
             return []

@@ -17,7 +17,8 @@ from dad._lib import _core
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.circle import circle_of
-from dad.plan_table import format_plan, plan_rows
+from dad.plan_table import plan_rows
+from dad.plan_text import format_plan
 from dad.planned_methods import has_planned_method, planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.state_bytes import from_bytes, to_bytes
@@ -220,16 +221,14 @@ class GradientReducer:
         """One row per tensor that has been reduced: what is sent for it, and why."""
         return self._plan_of(self.by_method) if is_active(self.process_set) else []
 
-    def _plan_of(
-        self, exchange: MethodExchange | None, stats: dict[str, Any] | None = None
-    ) -> list[dict[str, Any]]:
+    def _plan_of(self, exchange: MethodExchange | None) -> list[dict[str, Any]]:
         planned = exchange.board.tensors if exchange is not None else {}
         choices = exchange.board.plan.choices if exchange is not None and exchange.board.plan else []
         rows = [
             replace(row, planned=name in planned and planned[name].planned)
             for name, row in self._rows.items()
         ]
-        stats = _core.stats()["tensors"] if stats is None else stats
+        stats = _core.stats()["tensors"]
         measured = {name: stats[w] for name in self._rows if (w := self.method_name(name)) in stats}
         # A class of the user's own need not have a name.
         dense = getattr(self.compression, "name", "") == "none"
@@ -293,14 +292,11 @@ class GradientReducer:
             self.compression, self.op, scales, self.process_set, stream, self.method_name
         )
         if os.environ.get("DAD_PLAN") and self.process_set.rank() == 0:
-            exchange.board.on_plan = lambda: self._print_plan(exchange)
+            exchange.board.on_measured = lambda exposed_ms: self._print_plan(exchange, exposed_ms)
         return exchange
 
-    def _print_plan(self, exchange: MethodExchange) -> None:
-        """Once."""
-        exchange.board.on_plan = lambda: None
-        # Nothing has been measured but the warm-up.
-        print(format_plan(self._plan_of(exchange, {})), file=sys.stderr, flush=True)
+    def _print_plan(self, exchange: MethodExchange, exposed_ms: float) -> None:
+        print(format_plan(self._plan_of(exchange), exposed_ms), file=sys.stderr, flush=True)
 
     def method_name(self, name: str) -> str:
         """One for all graphs: it names what is kept between steps."""

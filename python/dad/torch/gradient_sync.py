@@ -26,6 +26,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import itertools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -102,6 +103,7 @@ class GradientSync:
         self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
         self._failed: list[Exception] = []  # raised in this step to a reader of .grad
         self.steps = 0  # that were synchronized
+        self.waited_seconds = 0.0  # for results, in all of them
         self.plan: planner.Plan | None = None
         self.replan_wanted = False
         self._said: set[str] = set()
@@ -377,7 +379,9 @@ class GradientSync:
             unit.send(self)
 
     def _finish(self, unit: Unit) -> None:
+        begin = time.perf_counter()
         unit.finish(self)
+        self.waited_seconds += time.perf_counter() - begin
 
     def set_batch_size(self, rows: int) -> None:
         if self._weight is None:
@@ -559,10 +563,10 @@ class GradientSync:
         for choice in choices:
             weights = [by_name[name] for name in choice.layers]
             biases = [by_name[name] if name is not None else None for name in choice.biases]
-            if choice.kind in ("factor", "low_rank", "sparse"):
+            if choice.by_layer:
                 unit: Unit = LayerUnit(choice, weights, biases)
             else:
-                unit = (QuantisedUnit if choice.kind in ("int8", "qsgd") else DenseUnit)(weights, choice)
+                unit = (QuantisedUnit if choice.lossy else DenseUnit)(weights, choice)
             for slot in weights:
                 slot.sparse = slot.sparse or choice.sparse
                 # One that hands its delta down a chain is in two choices.

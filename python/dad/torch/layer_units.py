@@ -30,9 +30,6 @@ _NOT_FINITE = 2
 _TOO_LARGE = 4
 _RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if nobody knows
 
-
-# Kinds of choices that keep what they do not send, hence in units without loss scale.
-_LOSSY = ("low_rank", "sparse")
 # Activations whose derivative is found from what went into them (dad_core/exchange/activation.h).
 _FROM_INPUT = {"gelu", "gelu_tanh", "silu"}
 # A part of a gradient that came formed, and the sum of the squares of its samples.
@@ -272,7 +269,7 @@ class LayerUnit(Unit):
             slot.take_segments()
         returned = [sync.return_kept(slot) for pair in self.own for slot in pair if slot is not None]
         replan = self._too_many_rows()
-        lossy = self.choice.kind in _LOSSY
+        lossy = self.choice.lossy
         forms = lossy and sync.forms_on_device(self.weights[0])
         strays = [slot.segments if forms else self._strays(i) for i, slot in enumerate(self.weights)]
         derive = [self._link_holds(i, strays) for i in range(len(self.weights))]
@@ -417,7 +414,7 @@ class LayerUnit(Unit):
             )
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
-            slot.take_result(output if self.choice.kind in _LOSSY else sync.normalise(output))
+            slot.take_result(output if self.choice.lossy else sync.normalise(output))
 
 
 def _memory_like(slot: Slot) -> torch.Tensor:

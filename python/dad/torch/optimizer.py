@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import math
 import os
-import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,8 @@ from dad._lib import _core
 from dad.arguments import set_id
 from dad.basics import Adasum, Average, Sum, rank, size
 from dad.log import log
-from dad.plan_table import format_plan, method_name, plan_rows
+from dad.plan_table import method_name, plan_rows
+from dad.plan_text import PlanPrinter
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
@@ -26,8 +26,6 @@ from dad.torch.adasum import DeltaOptimizer
 from dad.torch.gradient_sync import GradientSync, next_stream
 from dad.torch.naming import name_parameters, new_names, split_groups
 from dad.torch.ops import allreduce
-
-_PLAN_STEP = 2  # DAD_PLAN prints after this many steps with a plan
 
 
 class GradientOptimizer:
@@ -43,7 +41,7 @@ class GradientOptimizer:
         self._dad_model = model
         self._dad_should_synchronize = True
         self._dad_synchronized: str | None = None  # "user" or "scaler": by whom, since the last step()
-        self._dad_steps = 0
+        self._dad_plan_printer = PlanPrinter()
 
     # Horovod's methods
 
@@ -96,9 +94,8 @@ class GradientOptimizer:
 
     def _dad_print_plan(self) -> None:
         """Once, when there is one and it has been measured."""
-        self._dad_steps += self._dad.is_planned()
-        if self._dad_steps == _PLAN_STEP and os.environ.get("DAD_PLAN") and rank() == 0:
-            print(format_plan(self.plan()), file=sys.stderr, flush=True)
+        if self._dad.is_planned() and rank() == 0:
+            self._dad_plan_printer.step_done(self.plan, self._dad.waited_seconds)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
         if self._dad.touched and not self._dad.is_reduced():

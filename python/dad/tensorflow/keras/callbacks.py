@@ -11,6 +11,7 @@ from dad.tensorflow.graph import HAS_KERAS_3
 
 if HAS_KERAS_3:
     from dad.keras.callbacks import (
+        BatchNormAverageCallback,
         BestModelCheckpoint,
         BroadcastGlobalVariablesCallback,
         CompressionReport,
@@ -36,6 +37,9 @@ else:
 
     class MetricAverageCallback(parts.MetricAverage, _Callback):  # type: ignore[no-redef]
         __doc__ = parts.MetricAverage.__doc__
+
+    class BatchNormAverageCallback(parts.BatchNormAverage, _Callback):  # type: ignore[no-redef]
+        __doc__ = parts.BatchNormAverage.__doc__
 
     class LearningRateScheduleCallback(parts.LearningRateSchedule, _Callback):  # type: ignore[no-redef]
         __doc__ = parts.LearningRateSchedule.__doc__
