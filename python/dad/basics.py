@@ -28,6 +28,7 @@ _LIB_DIR = Path(__file__).parent / "_lib"
 _lock = threading.Lock()
 _loaded_at = time.time()
 _exit_pid: int | None = None  # the process that has registered the exit handler
+_num_inits = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -37,6 +38,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     process_sets: sets to make at once, in the same order on all ranks ("dynamic", which
     Horovod wants before add_process_set(), is accepted and needs nothing).
     """
+    global _num_inits
     from dad.world import open_world
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
@@ -52,6 +54,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _process_sets.check(sets, size)
         _core.init(world, [s.ranks for s in sets])
         _process_sets.attach(sets, size)
+        _num_inits += 1
         _register_exit()
         report.write_when_stopped()
 
@@ -87,6 +90,11 @@ def shutdown() -> None:
             return
         report.write()
         _core.shutdown()
+
+
+def num_inits() -> int:
+    """How often this process has met the others."""
+    return _num_inits
 
 
 def is_initialized() -> bool:

@@ -9,9 +9,12 @@ Methods that work on layers need a plan, which is made of what all ranks saw in 
 after the warm-up is therefore held: its units are made and sent by synchronize(). So is the step after
 one in which a rank asked for a new plan.
 
+Nothing of the first step is sent before synchronize() either: ranks first compare what their optimizers
+were made with (agreement.py), since a rank with another model would leave the others waiting.
+
 Ranks follow one plan, which they make together: none is made while some have joined. After a checkpoint,
-which perhaps not all have loaded, and after a join, in the middle of a warm-up, say, they compare; if they
-differ, that step goes dense and the next one makes a plan.
+which perhaps not all have loaded, and after a join, in the middle of a warm-up, say, they compare again; if
+their plans differ, that step goes dense and the next one makes a plan.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import hashlib
 import itertools
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,6 +32,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from dad import planner
+from dad.agreement import Agreement, Description, common_options
 from dad.basics import Average, Sum
 from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
@@ -37,6 +41,7 @@ from dad.link import measure_costs
 from dad.log import log
 from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
+from dad.replicas import Replica, ReplicaCheck
 from dad.state_keeper import StateKeeper
 from dad.states import saved_shares
 from dad.torch import capture, clipping, grad_scaler, hooks, ops
@@ -46,8 +51,9 @@ from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import compressor
 from dad.torch.functions import allgather_object
 from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
-from dad.torch.naming import Named
+from dad.torch.naming import Named, describe
 from dad.torch.observe import layers_of, observe, observing_mode
+from dad.torch.replicas import CURES, dense
 from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 
 # Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
@@ -98,9 +104,13 @@ class GradientSync:
         self._said: set[str] = set()
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
         self._keeper = StateKeeper(process_set, self.stream)
-        self._unsure = False  # ranks may have parted
+        self._agreement = Agreement(process_set, "torch", ops.joins)
+        self._replicas = ReplicaCheck(process_set, CURES)
+        # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
+        self.hyperparameters: Callable[[], dict[str, str]] = dict
+        self.outside: list[tuple[str, torch.Tensor]] = []
+        self._groups: list[list[str]] = []
         self._postponed = -1  # until there have been other joins than these
-        self._joins = ops.joins()
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
         _live.add(self)
 
@@ -120,10 +130,12 @@ class GradientSync:
                 slot.capture_id = capture.track(param, "off", self._owner)
         for group in groups:
             slots = [self.slots[param] for param in group if param in self.slots]
+            self._groups.append([slot.name for slot in slots])
             self._add_unit(DenseUnit([slot for slot in slots if slot.method is None]))
         for _, param in named:
             if not self.slots[param].units:
                 self._add_unit(DenseUnit([self.slots[param]]))
+        self._agreement.doubt()
         self.watch()
         self._hold()
 
@@ -166,7 +178,6 @@ class GradientSync:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         if not self.touched:
             self._begin_step()
-            self._unsure = self._unsure or self._is_outdated()
             for unit in self.units:
                 unit.expect()
         if self._weight is not None:
@@ -176,8 +187,8 @@ class GradientSync:
             slot.add_square()
         if slot.passes_left > 0:
             return
-        waits = slot.method is not None and (slot in self._held or self._may_differ())
-        if waits:
+        waits = slot in self._held or self._agreement.is_due()
+        if waits and slot.method is not None:
             slot.take_early()  # a pass that is refused would add to them
         for unit in slot.units:
             unit.missing -= 1
@@ -270,27 +281,35 @@ class GradientSync:
             _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
         errors: list[Exception] = []
         try:
+            follows_plan = self._agree() if self._agreement.is_due() else True
             try:
-                self._settle_on_units()
+                self._settle_on_units(follows_plan)
             except Exception as error:
                 errors.append(error)
                 try:
                     self._go_dense()  # others wait for what this rank has
                 except Exception as another:
                     errors.append(another)
-                for unit in self.units if isinstance(error, _Refused) else ():
-                    unit.was_sent = unit.was_sent or unit.name == error.tensor
-            for work in (self._send_if_unsent, self._finish):
-                for unit in self.units:
-                    try:
-                        work(unit)
-                    except Exception as error:  # the other units have to be ended too
-                        errors.append(error)
+            for unit in self.units:
+                self._try(errors, self._send_if_unsent, unit)
+            name = self._agreement.name
+            self._try(errors, self._replicas.begin, name, self._replica)
+            for unit in self.units:
+                self._try(errors, self._finish, unit)
+            self._try(errors, self._replicas.end, name)
         finally:
             self.steps += 1
             self.reset()
         if errors:
             raise errors[0]
+
+    @staticmethod
+    def _try(errors: list[Exception], work: Callable[..., None], *arguments: Any) -> None:
+        """What comes after it has to be ended too."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            errors.append(error)
 
     def _send_if_unsent(self, unit: Unit) -> None:
         if not unit.was_sent:
@@ -340,14 +359,11 @@ class GradientSync:
         if captured:
             _torch.capture_begin_step(captured)
 
-    def _settle_on_units(self) -> None:
-        if self._may_differ() and not self._agree():
+    def _settle_on_units(self, follows_plan: bool) -> None:
+        if not follows_plan:
             self._go_dense()
         elif self._held:
             self._make_plan()
-
-    def _may_differ(self) -> bool:
-        return self._unsure or ops.joins() != self._joins
 
     def _is_outdated(self) -> bool:
         """Whether the plan was made for another number of ranks, or of hosts."""
@@ -355,21 +371,45 @@ class GradientSync:
 
     def doubt(self) -> None:
         """Something may have happened on other ranks that this one does not know of."""
-        self._unsure = True
+        self._agreement.doubt()
+        self._replicas.start_anew()
 
     def _agree(self) -> bool:
-        """Whether all ranks are at the same place of the same plan. They are at the same step afterwards."""
-        self._unsure = False
-        self._joins = ops.joins()
-        if not self.has_methods():
-            return True
+        """Whether all ranks are at the same place of the same plan. They are at the same step afterwards.
+        MismatchError, on all ranks, if their optimizers were made with something else."""
         choices = self.plan.as_dict() if self.plan is not None else None
         text = repr((choices, sorted(slot.name for slot in self._held)))
-        mine = (self.steps, self._is_outdated(), hashlib.sha256(text.encode()).hexdigest())
-        all_ranks = allgather_object(mine, name=f"agree.{self.stream}", process_set=self.process_set)
-        all_steps, outdated, digests = zip(*all_ranks, strict=True)
-        self.steps = max(all_steps)
-        return not any(outdated) and len(set(digests)) == 1
+        mine = {
+            "step": self.steps,
+            "outdated": self._is_outdated(),
+            "plan": hashlib.sha256(text.encode()).hexdigest(),
+            "replicas": self._replicas.facts(),
+        }
+        everyone = self._agreement.settle(self._describe(), mine)
+        self.steps = max(one["step"] for one in everyone)
+        self._replicas.agree([one["replicas"] for one in everyone])
+        return not any(one["outdated"] for one in everyone) and len({one["plan"] for one in everyone}) == 1
+
+    def _describe(self) -> Description:
+        """What ranks must have in common."""
+        options = common_options(
+            compression=self.compression,
+            op=self.op,
+            backward_passes_per_step=self.passes,
+            gradient_predivide_factor=self.predivide,
+            groups=self._groups,
+            sparse_as_dense=self.sparse_as_dense,
+            weighted=self._weight is not None,
+        )
+        if self.has_methods() or self._weight is not None:
+            # What is kept between steps, and some names between ranks, go by this number.
+            options["number among the optimizers made"] = str(self.stream)
+        return Description(options, [(slot.name, describe(slot.param)) for slot in self.slots.values()])
+
+    def _replica(self) -> Replica:
+        """What this rank has now: as the last step has left it."""
+        tracked = [(slot.name, slot.param) for slot in self.slots.values()]
+        return Replica.of(dense(tracked), self.hyperparameters(), dense(self.outside))
 
     def _go_dense(self) -> None:
         """This step is sent as it would be without a method; the next one is observed. Raises what went
@@ -450,32 +490,19 @@ class GradientSync:
     def _share(
         self, held: Sequence[Slot], mine: dict[str, planner.Observation], failure: Exception | None
     ) -> list[Any]:
-        """What every rank has seen, in rank order. MismatchError, on all of them, if they do not want to plan
-        for the same tensors, or one has failed to see; that one raises its failure."""
-        name = held[0].name
-        try:
-            # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
-            ops.allgather(torch.zeros(1, dtype=torch.uint8), name=name, process_set=self.process_set)
-        except MismatchError as error:
-            raise _Refused(name, str(error)) from error
-        described = {name: values for name, *values in self.tensors()}
+        """What every rank has seen, in rank order. MismatchError, on all of them, if one has failed to see;
+        that one raises its failure."""
         why = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        packet = (self.process_set.rank(), described, why, mine)
+        packet = (self.process_set.rank(), why, mine)
         all_ranks = allgather_object(packet, name=f"plan.{self.stream}", process_set=self.process_set)
         if failure is not None:
             raise failure
-        for rank, _, why, _ in all_ranks:
+        for rank, why, _ in all_ranks:
             if why:
                 raise MismatchError(
-                    f'"{name}" and what else has no plan yet: rank {rank} failed in the step that all ranks '
-                    f"observe: {why}"
+                    f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
+                    f"all ranks observe: {why}"
                 )
-        first, wanted, *_ = all_ranks[0]
-        for rank, tensors, *_ in all_ranks[1:]:
-            for name in {**wanted, **tensors}:
-                here, there = (" ".join(map(str, of.get(name, ["nothing"]))) for of in (wanted, tensors))
-                if here != there:
-                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
         return [seen for *_, seen in all_ranks]
 
     def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> None:
@@ -600,7 +627,7 @@ class GradientSync:
             shares = saved["kept"] if goes_on else saved_shares(saved)
             for slot in self._planned_slots():
                 slot.kept = shares.get(slot.name)
-        self._unsure = True
+        self.doubt()
         self._hold()
 
     # Between steps
@@ -632,14 +659,6 @@ class GradientSync:
             self._keeper.drop()
         except Exception:  # at exit anything may be gone
             pass
-
-
-class _Refused(MismatchError):
-    """Ranks did not do the same with this tensor."""
-
-    def __init__(self, tensor: str, message: str) -> None:
-        super().__init__(message)
-        self.tensor = tensor
 
 
 def _before_clipping(params: list[torch.Tensor]) -> bool:
