@@ -101,6 +101,14 @@ class Cures:
     outside: str
 
 
+CURES_OF_VARIABLES = Cures(
+    tensors="Use BroadcastGlobalVariablesCallback(0), or call hvd.broadcast_variables(model.variables, "
+    "root_rank=0) after the first step",
+    settings="Give all ranks the same settings and schedules",
+    outside="No DistributedOptimizer has it, so nothing keeps it equal",
+)
+
+
 @dataclass
 class _Comparison:
     steps: int
@@ -137,6 +145,9 @@ class ReplicaCheck:
         """A checkpoint was loaded: replicas may have become different."""
         self.steps = 0
         self._equal_after = None
+
+    def is_running(self) -> bool:
+        return self._running is not None
 
     def next_due(self) -> int | None:
         """After how many steps replicas are compared next, from `steps` on."""

@@ -95,6 +95,7 @@ class GradientSync:
         _num_streams[process_set.process_set_id] = self.stream
         self._owner = next(_capture_owners)
         self.units: list[Unit] = []
+        self._ready: list[Unit] = []  # have their gradients, but nothing is sent before synchronize()
         self.slots: dict[torch.Tensor, Slot] = {}
         self.touched = False  # a gradient came since the last synchronize()
         self._refused = False  # and one too many
@@ -105,7 +106,7 @@ class GradientSync:
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
         self._keeper = StateKeeper(process_set, self.stream)
         self._agreement = Agreement(process_set, "torch", ops.joins)
-        self._replicas = ReplicaCheck(process_set, CURES)
+        self.replicas = ReplicaCheck(process_set, CURES)
         # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
         self.hyperparameters: Callable[[], dict[str, str]] = dict
         self.outside: list[tuple[str, torch.Tensor]] = []
@@ -192,7 +193,9 @@ class GradientSync:
             slot.take_early()  # a pass that is refused would add to them
         for unit in slot.units:
             unit.missing -= 1
-            if unit.missing == 0 and not waits:
+            if unit.missing == 0 and waits:
+                self._ready.append(unit)
+            elif unit.missing == 0:
                 unit.send(self)
 
     def _begin_step(self) -> None:
@@ -290,13 +293,14 @@ class GradientSync:
                     self._go_dense()  # others wait for what this rank has
                 except Exception as another:
                     errors.append(another)
-            for unit in self.units:
+            # In the order of backward() where that is known: ranks build their schedule of the first step.
+            for unit in [*(unit for unit in self._ready if unit in self.units), *self.units]:
                 self._try(errors, self._send_if_unsent, unit)
             name = self._agreement.name
-            self._try(errors, self._replicas.begin, name, self._replica)
+            self._try(errors, self.replicas.begin, name, self._replica)
             for unit in self.units:
                 self._try(errors, self._finish, unit)
-            self._try(errors, self._replicas.end, name)
+            self._try(errors, self.replicas.end, name)
         finally:
             self.steps += 1
             self.reset()
@@ -372,7 +376,7 @@ class GradientSync:
     def doubt(self) -> None:
         """Something may have happened on other ranks that this one does not know of."""
         self._agreement.doubt()
-        self._replicas.start_anew()
+        self.replicas.start_anew()
 
     def _agree(self) -> bool:
         """Whether all ranks are at the same place of the same plan. They are at the same step afterwards.
@@ -383,11 +387,11 @@ class GradientSync:
             "step": self.steps,
             "outdated": self._is_outdated(),
             "plan": hashlib.sha256(text.encode()).hexdigest(),
-            "replicas": self._replicas.facts(),
+            "replicas": self.replicas.facts(),
         }
         everyone = self._agreement.settle(self._describe(), mine)
         self.steps = max(one["step"] for one in everyone)
-        self._replicas.agree([one["replicas"] for one in everyone])
+        self.replicas.agree([one["replicas"] for one in everyone])
         return not any(one["outdated"] for one in everyone) and len({one["plan"] for one in everyone}) == 1
 
     def _describe(self) -> Description:
@@ -646,6 +650,7 @@ class GradientSync:
         if self._weight is not None:
             self._weight.end_step()
         self.touched = self._refused = False
+        self._ready.clear()
         tracked = [slot.param for slot in self.slots.values() if slot.capture_id >= 0]
         if tracked:
             _torch.capture_begin_step(tracked)
