@@ -105,6 +105,8 @@ _numbers: dict[tuple[str, int | None], tuple[tuple[int, int] | None, int]] = {}
 
 def common_options(*, compression: Any, op: int, **others: Any) -> dict[str, str]:
     """The options of an optimizer as a Description has them."""
+    if isinstance(compression, type) and issubclass(compression, Method):
+        compression = compression()  # hvd.Compression.fp16, say
     is_ours = isinstance(compression, Method)
     spec = compression.spec() if is_ours else getattr(compression, "__name__", type(compression).__name__)
     return {"compression": spec, "op": _OPS[op], **{name: str(value) for name, value in others.items()}}

@@ -63,13 +63,14 @@ def is_active(process_set: ProcessSet) -> bool:
 class GradientReducer:
     """Reduces the gradients of Keras variables over the ranks, in place.
 
-    why: what a plan says of them all.
+    why: what a plan says of them all. asked_for: the compression, if another one is used.
     """
 
-    def __init__(self, settings: Settings, name: str, why: str = "") -> None:
+    def __init__(self, settings: Settings, name: str, why: str = "", asked_for: Any = None) -> None:
         self.settings = settings
         self.name = name
         self.compression = resolve(settings.compression)
+        self._asked_for = self.compression if asked_for is None else asked_for
         # A class of the user's own need not have a name.
         dense = getattr(self.compression, "name", "") == "none"
         self._why = why or ("no method asked for" if dense else "asked for")
@@ -115,7 +116,7 @@ class GradientReducer:
             known = {id(variable): name for variable, name in zip(variables, names, strict=True)}
             groups = [[known.get(id(variable), "?") for variable in group] for group in groups]
         options = common_options(
-            compression=self.compression,
+            compression=self._asked_for,
             op=settings.op,
             gradient_predivide_factor=settings.gradient_predivide_factor,
             groups=groups,
@@ -352,7 +353,7 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
             method.spec(),
         )
         why = f"not by {method.spec()}: Keras adds gradients up over several steps"
-        return GradientReducer(replace(settings, compression=Compression.none), name, why)
+        return GradientReducer(replace(settings, compression=Compression.none), name, why, method)
     return MethodReducer(settings, name)
 
 

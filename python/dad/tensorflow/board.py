@@ -485,7 +485,7 @@ def _plan(board_id: int, trace: int, steps: int, counts: Any, num_counts: int) -
     try:
         seen = np.ctypeslib.as_array(counts, (num_counts,)).copy() if num_counts else np.zeros(0, np.int64)
         board.begin_step(trace, steps, seen)
-    except MismatchError as error:
+    except (MismatchError, ReplicaError) as error:
         library.dad_tf_fail_board(board_id, str(error).encode())
         return 1
     except Exception as error:
