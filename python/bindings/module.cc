@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/digest.h"
 #include "dad/engine.h"
 #include "dad/plugins.h"
 
@@ -110,48 +111,82 @@ dad::Request Bare(dad::OpKind kind, int process_set = 0, std::vector<int> ranks 
   return request;
 }
 
-// Every rank's bytes, in the order of the set's ranks; joined ones have none.
+// A gather of every rank's bytes that is under way. It may be dropped before it is done.
+class BytesGather {
+ public:
+  BytesGather(const std::string& name, const std::string& mine, int process_set) {
+    // Each contribution has a head of its own, since an allgather tells no borders.
+    const int64_t size = static_cast<int64_t>(mine.size());
+    buffers_->mine.assign(reinterpret_cast<const char*>(&size), sizeof(size));
+    buffers_->mine += mine;
+    dad::Request request;
+    request.name = name;
+    request.kind = dad::OpKind::kAllGather;
+    request.process_set = process_set;
+    // It comes now and then: it must not become part of a schedule.
+    request.recurring = false;
+    request.keep_alive = buffers_;
+    dad::Contribution contribution;
+    contribution.input.data = buffers_->mine.data();
+    contribution.input.dtype = dad::DType::kUint8;
+    contribution.input.shape = {static_cast<int64_t>(buffers_->mine.size())};
+    request.tensors.push_back(std::move(contribution));
+    request.allocate = [buffers = buffers_](
+                           int, dad::DType,
+                           const dad::Shape& shape) -> dad::Result<dad::TensorView> {
+      buffers->gathered.resize(static_cast<size_t>(shape[0]));
+      dad::TensorView view;
+      view.data = buffers->gathered.data();
+      view.dtype = dad::DType::kUint8;
+      view.shape = shape;
+      return view;
+    };
+    std::shared_ptr<dad::Engine> engine = Running();
+    py::gil_scoped_release release;
+    ticket_ = engine->Submit(std::move(request));
+  }
+
+  // Every rank's bytes, in the order of the set's ranks; joined ones have none.
+  std::vector<py::bytes> Wait() {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = ticket_->Wait();
+    }
+    Check(status);
+    const std::string& gathered = buffers_->gathered;
+    std::vector<py::bytes> all;
+    for (size_t at = 0; at + sizeof(int64_t) <= gathered.size();) {
+      int64_t count = 0;
+      std::memcpy(&count, gathered.data() + at, sizeof(count));
+      at += sizeof(count);
+      all.emplace_back(gathered.data() + at, static_cast<size_t>(count));
+      at += static_cast<size_t>(count);
+    }
+    return all;
+  }
+
+ private:
+  struct Buffers {
+    std::string mine;
+    std::string gathered;
+  };
+  std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
+  std::shared_ptr<dad::Ticket> ticket_;
+};
+
 std::vector<py::bytes> GatherBytes(const std::string& name, const std::string& mine,
                                    int process_set) {
-  std::shared_ptr<dad::Engine> engine = Running();
-  // Each contribution has a head of its own, since an allgather tells no borders.
-  const int64_t size = static_cast<int64_t>(mine.size());
-  std::string with_head(reinterpret_cast<const char*>(&size), sizeof(size));
-  with_head += mine;
-  auto gathered = std::make_shared<std::string>();
-  dad::Request request;
-  request.name = name;
-  request.kind = dad::OpKind::kAllGather;
-  request.process_set = process_set;
-  dad::Contribution contribution;
-  contribution.input.data = with_head.data();
-  contribution.input.dtype = dad::DType::kUint8;
-  contribution.input.shape = {static_cast<int64_t>(with_head.size())};
-  request.tensors.push_back(std::move(contribution));
-  request.allocate = [gathered](int, dad::DType,
-                                const dad::Shape& shape) -> dad::Result<dad::TensorView> {
-    gathered->resize(static_cast<size_t>(shape[0]));
-    dad::TensorView view;
-    view.data = gathered->data();
-    view.dtype = dad::DType::kUint8;
-    view.shape = shape;
-    return view;
-  };
-  Status status;
-  {
-    py::gil_scoped_release release;
-    status = engine->Submit(std::move(request))->Wait();
+  return BytesGather(name, mine, process_set).Wait();
+}
+
+uint64_t DigestOf(const py::buffer& memory) {
+  const py::buffer_info info = memory.request();
+  if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
+    throw py::value_error("digest() needs memory without gaps");
   }
-  Check(status);
-  std::vector<py::bytes> all;
-  for (size_t at = 0; at + sizeof(int64_t) <= gathered->size();) {
-    int64_t count = 0;
-    std::memcpy(&count, gathered->data() + at, sizeof(count));
-    at += sizeof(count);
-    all.emplace_back(gathered->data() + at, static_cast<size_t>(count));
-    at += static_cast<size_t>(count);
-  }
-  return all;
+  py::gil_scoped_release release;
+  return dad::Digest(info.ptr, static_cast<size_t>(info.size * info.itemsize));
 }
 
 // The sum of so many zeros: it takes what a dense gradient of that size takes. Integers, since
@@ -330,6 +365,11 @@ PYBIND11_MODULE(_core, m) {
       py::arg("process_set") = 0, py::arg("name") = "", py::arg("terms") = "");
 
   m.def("gather_bytes", &GatherBytes, py::arg("name"), py::arg("mine"), py::arg("process_set"));
+  py::class_<BytesGather>(m, "BytesGather")
+      .def(py::init<const std::string&, const std::string&, int>(), py::arg("name"),
+           py::arg("mine"), py::arg("process_set"))
+      .def("wait", &BytesGather::Wait);
+  m.def("digest", &DigestOf, py::arg("memory"));
 
   m.def("reduce_zeros", &ReduceZeros, py::arg("name"), py::arg("count"), py::arg("process_set"));
 

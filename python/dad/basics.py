@@ -29,6 +29,7 @@ _LIB_DIR = Path(__file__).parent / "_lib"
 _lock = threading.Lock()
 _loaded_at = time.time()
 _exit_pid: int | None = None  # the process that has registered the exit handler
+_num_inits = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
@@ -39,6 +40,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     before add_process_set(), is accepted and has no effect: sets can always be added. The same holds for
     HOROVOD_DYNAMIC_PROCESS_SETS.
     """
+    global _num_inits
     from dad.world import open_world
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
@@ -57,6 +59,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _process_sets.check(all_ranks, size)
         _core.init(world, all_ranks)
         _process_sets.attach(sets, size)
+        _num_inits += 1
         _register_exit()
         report.write_when_stopped()
 
@@ -92,6 +95,11 @@ def shutdown() -> None:
             return
         report.write()
         _core.shutdown()
+
+
+def num_inits() -> int:
+    """How often this process has met the others."""
+    return _num_inits
 
 
 def is_initialized() -> bool:

@@ -1,24 +1,236 @@
-"""Are the replicas of a model the same, bit by bit? What all frameworks share."""
+"""Are the replicas of a model the same, bit by bit? What all frameworks share.
+
+check_replicas() of the frameworks compares when it is called. ReplicaCheck compares by itself while training
+goes on: after the first step, after 2, 4, 8, … and from 1024 on after every 1024 steps. Each rank hashes its
+parameters and its optimizer's settings at the start of a step and hands the hash to an allgather of a few
+bytes, whose result it reads at the end of that step: no rank can get there before all have started it. Only
+if hashes differ do ranks exchange the hash of each tensor, to name what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
+from dad._lib import _core
+from dad.basics import rank
 from dad.errors import ReplicaError
+from dad.log import log
+from dad.process_sets import ProcessSet
+from dad.rank_groups import name_ranks, ranks_by_value, who_has_what
+
+_OFF, _WARN, _RAISE = range(3)
+_LONGEST_INTERVAL = 1024
+_FAILED = ""  # instead of a hash: this rank could not compute one
 
 
 def raise_unless_equal(ranks: Sequence[dict[str, str]]) -> None:
     """ReplicaError, naming tensors and ranks, unless all ranks have the same digest under every name."""
-    names = list(dict.fromkeys(name for rank in ranks for name in rank))
-    problems = []
-    for name in names:
-        groups: dict[str | None, list[int]] = {}
-        for number, rank in enumerate(ranks):
-            groups.setdefault(rank.get(name), []).append(number)
-        if len(groups) > 1:
-            parts = " / ".join(f"ranks {members}" for members in groups.values())
-            problems.append(f'"{name}" differs between {parts}')
+    problems = [
+        f'"{name}" differs between {" / ".join(name_ranks(members) for members in groups.values())}'
+        for name, groups in _differing(dict(enumerate(ranks)))
+    ]
     if problems:
         shown = "; ".join(problems[:10])
         more = f"; and {len(problems) - 10} more" if len(problems) > 10 else ""
         raise ReplicaError(f"replicas are not bit-equal: {shown}{more}")
+
+
+def _differing(ranks: dict[int, dict[str, str]]) -> list[tuple[str, dict[str | None, list[int]]]]:
+    """What is not the same on all ranks, and which ranks have the same of it."""
+    found = []
+    for name in dict.fromkeys(name for one in ranks.values() for name in one):
+        groups = ranks_by_value({number: one.get(name) for number, one in ranks.items()})
+        if len(groups) > 1:
+            found.append((name, groups))
+    return found
+
+
+def is_due(steps: int) -> bool:
+    """Whether replicas are compared after so many steps."""
+    if steps >= _LONGEST_INTERVAL:
+        return steps % _LONGEST_INTERVAL == 0
+    return steps > 0 and steps & (steps - 1) == 0
+
+
+def mode_from_environment() -> int:
+    text = os.environ.get("DAD_CHECK_REPLICAS", "1").strip().lower()
+    modes = {"0": _OFF, "1": _WARN, "": _WARN, "raise": _RAISE}
+    if text not in modes:
+        raise ValueError(f'DAD_CHECK_REPLICAS="{text}": expected 0, 1 or raise')
+    return modes[text]
+
+
+@dataclass(frozen=True)
+class Replica:
+    """What one rank has.
+
+    tensors: hashes by name. outside: names of those that no DistributedOptimizer trains.
+    """
+
+    settings: dict[str, str]
+    tensors: dict[str, str]
+    outside: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(
+        tensors: Iterable[tuple[str, Any]],
+        settings: dict[str, str],
+        outside: Iterable[tuple[str, Any]] = (),
+    ) -> Replica:
+        """Tensors come as memory without gaps."""
+        others = {name: f"{_core.digest(memory):x}" for name, memory in outside}
+        inside = {name: f"{_core.digest(memory):x}" for name, memory in tensors}
+        return Replica(settings, {**inside, **others}, frozenset(others))
+
+    def digest(self) -> str:
+        text = json.dumps([self.settings, self.tensors])
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@dataclass
+class Cures:
+    """How users make replicas equal, in the words of their framework."""
+
+    tensors: str
+    settings: str
+    outside: str
+
+
+CURES_OF_VARIABLES = Cures(
+    tensors="Use BroadcastGlobalVariablesCallback(0), or call hvd.broadcast_variables(model.variables, "
+    "root_rank=0) after the first step",
+    settings="Give all ranks the same settings and schedules",
+    outside="No DistributedOptimizer has it, so nothing keeps it equal",
+)
+
+
+@dataclass
+class _Comparison:
+    steps: int
+    replica: Replica | None
+    gather: Any
+
+
+@dataclass
+class ReplicaCheck:
+    """The comparisons of one optimizer's replicas; see the head of this file.
+
+    steps: that this optimizer has made, the same on all ranks.
+    """
+
+    process_set: ProcessSet
+    cures: Cures
+    steps: int = 0
+    _mode: int = field(default_factory=mode_from_environment)
+    _running: _Comparison | None = None
+    _equal_after: int | None = None
+    _told: set[str] = field(default_factory=set)
+
+    def facts(self) -> dict[str, int]:
+        """What ranks tell each other when they compare what their optimizers were made with."""
+        return {"steps": self.steps, "mode": self._mode}
+
+    def agree(self, all_facts: Sequence[dict[str, int]]) -> None:
+        """All ranks compare in the same steps, or none does: one rank that does not want to is enough."""
+        self.steps = max(facts["steps"] for facts in all_facts)
+        modes = [facts["mode"] for facts in all_facts]
+        self._mode = _OFF if _OFF in modes else max(modes)
+
+    def start_anew(self) -> None:
+        """A checkpoint was loaded: replicas may have become different."""
+        self.steps = 0
+        self._equal_after = None
+
+    def is_running(self) -> bool:
+        return self._running is not None
+
+    def next_due(self) -> int | None:
+        """After how many steps replicas are compared next, from `steps` on."""
+        if self._mode == _OFF:
+            return None
+        steps = self.steps
+        while not is_due(steps):
+            steps += 1
+        return steps
+
+    def begin(self, name: str, replica: Callable[[], Replica]) -> None:
+        """At the start of a step of all ranks. name: of the exchange, the same on all ranks."""
+        steps, self.steps = self.steps, self.steps + 1
+        self._running = None
+        if self._mode == _OFF or not is_due(steps):
+            return
+        mine: Replica | None = None
+        try:
+            mine = replica()
+        except Exception:  # the others wait for this rank's hash
+            log.debug("replicas cannot be compared", exc_info=True)
+        packet = [rank(), steps, _FAILED if mine is None else mine.digest()]
+        gather = _core.BytesGather(
+            f"replicas.{name}", json.dumps(packet).encode(), self.process_set.process_set_id
+        )
+        self._running = _Comparison(steps, mine, gather)
+
+    def end(self, name: str) -> None:
+        """Later in that step, on all ranks. Warns once of each difference; ReplicaError with
+        DAD_CHECK_REPLICAS=raise."""
+        running, self._running = self._running, None
+        if running is None:
+            return
+        everyone = [json.loads(one) for one in running.gather.wait()]
+        digests = {digest for *_, digest in everyone}
+        if len({steps for _, steps, _ in everyone}) > 1 or _FAILED in digests:
+            return
+        if len(digests) == 1:
+            self._equal_after = running.steps
+            return
+        mine = running.replica
+        packet = [rank(), mine.settings, mine.tensors, sorted(mine.outside)] if mine else [rank(), {}, {}, []]
+        details = _core.gather_bytes(
+            f"replicas.details.{name}", json.dumps(packet).encode(), self.process_set.process_set_id
+        )
+        message = self._describe(running.steps, [json.loads(one) for one in details])
+        if message and self._mode == _RAISE:
+            raise ReplicaError(message)
+        if message and self.process_set.rank() == 0:
+            log.warning("%s. This is said once; DAD_CHECK_REPLICAS=0 turns the check off", message)
+
+    def _describe(self, steps: int, everyone: Sequence[Any]) -> str:
+        """What has not been told yet."""
+        problems = []
+        settings = {number: of for number, of, *_ in everyone}
+        for name, _ in _differing(settings):
+            if self._tell(f"setting {name}"):
+                values = {number: of.get(name, "nothing") for number, of in settings.items()}
+                problems.append(f"{name} is {who_has_what(values)}. {self.cures.settings}")
+        outside = {name for *_, names in everyone for name in names}
+        differing = _differing({number: of for number, _, of, _ in everyone})
+        for kind, cure in (("tensors", self._cure_for_tensors()), ("outside", self.cures.outside)):
+            members = [
+                (name, groups) for name, groups in differing if (name in outside) == (kind == "outside")
+            ]
+            if members and self._tell(kind):
+                name, groups = members[0]
+                more = f" and {len(members) - 1} more tensors" if len(members) > 1 else ""
+                verb = "differ" if more else "differs"
+                parts = " / ".join(name_ranks(one) for one in groups.values())
+                problems.append(f'"{name}"{more} {verb} between {parts}. {cure}')
+        return f"replicas differ after step {steps}: {' Also: '.join(problems)}" if problems else ""
+
+    def _cure_for_tensors(self) -> str:
+        if self._equal_after is None:
+            return self.cures.tensors
+        return (
+            f"They were equal after step {self._equal_after}: something has changed them on some ranks "
+            "since, such as a setting that differs or code that only some ranks run"
+        )
+
+    def _tell(self, what: str) -> bool:
+        if what in self._told:
+            return False
+        self._told.add(what)
+        return True

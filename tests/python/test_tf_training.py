@@ -1,6 +1,7 @@
 """Training with dad.tensorflow: gradient tapes, optimizers of TF1, SyncBatchNormalization."""
 
 import math
+import os
 import time
 
 import numpy as np
@@ -172,19 +173,19 @@ def check_a_step_that_fails_updates_nothing():
     """One gradient is reduced long before ranks are found to disagree on the other."""
     variables = [
         keras.Variable(np.ones(SHARES_NO_OP, np.float32)),
-        keras.Variable(np.ones(SHARES_NO_OP + hvd().rank())),
+        keras.Variable(np.ones(SHARES_NO_OP, np.float32)),
     ]
     optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.5))
     optimizer.build(variables)
 
-    def late(like):
+    def late():
         time.sleep(0.3)
-        return np.ones(like.shape, np.float32)
+        return np.ones(SHARES_NO_OP + hvd().rank(), np.float32)
 
     @tf.function
     def step():
-        slow = tf.py_function(late, [variables[1].value], tf.float32)
-        optimizer.apply([tf.ones(SHARES_NO_OP), tf.ensure_shape(slow, variables[1].shape)], variables)
+        slow = tf.py_function(late, [], tf.float32)
+        optimizer.apply([tf.ones(SHARES_NO_OP), tf.ensure_shape(slow, [None])], variables)
 
     raises(tf.errors.FailedPreconditionError, step, "shape")
     for variable in variables:
@@ -283,6 +284,55 @@ def check_a_custom_loop_keeps_replicas_equal():
     everyone = hvd().allgather_object([v.numpy() for v in model.variables])
     for a, b in zip(*everyone, strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def check_tapes_that_differ_fail_on_all_ranks():
+    odd = hvd().rank() == 1
+    x, y = batch(hvd().rank())
+
+    def step(model, **options):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        tape = hvd().DistributedGradientTape(tape, **options)
+        return tape.gradient(loss, model.trainable_variables)
+
+    for wrap in (tf.function, lambda function: function):
+        keras.backend.clear_session()
+        model = make_model()
+        if odd:
+            model.add(keras.layers.Dense(1))
+        words = ("nothing on rank 0, (1, 1) float32 on rank 1", "DistributedGradientTape")
+        raises(tf.errors.FailedPreconditionError, lambda m=model, w=wrap: w(step)(m), *words)
+        keras.backend.clear_session()
+        good = make_model()
+        op = hvd().Sum if odd else hvd().Average
+        words = ("op Average on rank 0, Sum on rank 1",)
+        raises(tf.errors.FailedPreconditionError, lambda m=good, w=wrap, o=op: w(step)(m, op=o), *words)
+        wrap(step)(good)
+
+
+def check_replicas_of_a_tape_that_differ_end_the_step_if_wanted():
+    os.environ["DAD_CHECK_REPLICAS"] = "raise"
+    model = make_model()
+    model.layers[0].bias.assign(np.full(5, float(hvd().rank())))
+    x, y = batch(hvd().rank())
+
+    @tf.function
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = hvd().DistributedGradientTape(tape).gradient(loss, model.trainable_variables)
+        for gradient, variable in zip(gradients, model.trainable_variables, strict=True):
+            variable.assign_sub(0.1 * gradient)
+
+    try:
+        for _ in range(2):
+            step(x, y)
+        words = ("replicas differ", '"sequential/dense/bias"', "between rank 0 / rank 1")
+        raises(tf.errors.FailedPreconditionError, lambda: step(x, y), *words)
+        step(x, y)
+    finally:
+        del os.environ["DAD_CHECK_REPLICAS"]
 
 
 def check_process_sets_of_one_rank_send_nothing():

@@ -737,20 +737,20 @@ def check_a_rank_that_fails_in_the_step_that_all_observe_is_named():
 
 
 def check_ranks_that_disagree():
-    """An error on both, which names the tensor; then all is well again."""
+    """An error on both, which names the compression of each; then all is well again."""
     one = hvd().rank()
-    for methods, words in (
-        (("dad", "edad"), ["0.weight", "dad on rank 0", "edad on rank 1"]),
-        (("rank_dad:rank=2", "rank_dad:rank=3"), ["0.weight", "rank=2 on rank 0", "rank=3 on rank 1"]),
-        (("dad", "none"), ["0.weight"]),
-        (("int8", "fp16"), ["0.weight"]),
+    for methods in (
+        ("dad", "edad"),
+        ("rank_dad:rank=2", "rank_dad:rank=3"),
+        ("dad", "none"),
+        ("int8", "fp16"),
     ):
         model = net(torch.float32)
         optimizer = distributed(model, methods[one])
         model(data(dtype=torch.float32)).sum().backward()
-        with pytest.raises(hvd().HorovodInternalError) as error:
+        expected = f"compression {methods[0]} on rank 0, {methods[1]} on rank 1"
+        with pytest.raises(hvd().MismatchError, match=expected):
             optimizer.step()
-        assert all(word in str(error.value) for word in words), str(error.value)
         del optimizer
         hvd().barrier()
         good = net()

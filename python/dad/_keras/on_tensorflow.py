@@ -26,7 +26,7 @@ __all__ = [
 
 def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:
     """accumulates: gradients come added up over several steps, which is the same to methods here."""
-    return GradientReducer(
+    reducer = GradientReducer(
         name,
         settings.compression,
         settings.sparse_as_dense,
@@ -40,6 +40,8 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
         new_stream(settings.process_set),
         settings.model,
     )
+    reducer.options = settings.common_options()
+    return reducer
 
 
 def loaded(optimizer: Any) -> None:

@@ -6,7 +6,7 @@ import collections
 import glob
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import dad.torch as collectives
 from dad import compression as _methods
 from dad._keras.settings import Settings
 from dad._lib import _core
+from dad.agreement import Agreement, Description, common_options
 from dad.arguments import require_variables_of
 from dad.basics import Average, Max
 from dad.circle import circle_of
@@ -24,12 +25,15 @@ from dad.plan_table import plan_rows
 from dad.plan_text import PlanPrinter
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
+from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state_bytes import from_bytes, to_bytes
 from dad.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
-from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
+from dad.torch.naming import describe
+from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, joins, synchronize
+from dad.torch.replicas import dense as memory_of_each
 from dad.torch.slots import Slot
 
 __all__ = [
@@ -61,20 +65,24 @@ def is_active(process_set: ProcessSet) -> bool:
 class GradientReducer:
     """Reduces the gradients of Keras variables over the ranks, in place.
 
-    why: what a plan says of them all.
+    why: what a plan says of them all. asked_for: the compression, if another one is used.
     """
 
-    def __init__(self, settings: Settings, name: str, why: str = "") -> None:
+    def __init__(self, settings: Settings, name: str, why: str = "", asked_for: Any = None) -> None:
         self.settings = settings
         self.name = name
         self.compression = resolve(settings.compression)
+        self._asked_for = self.compression if asked_for is None else asked_for
         # A class of the user's own need not have a name.
         dense = getattr(self.compression, "name", "") == "none"
         self._why = why or ("no method asked for" if dense else "asked for")
+        self.settings_of_optimizer: Callable[[], dict[str, str]] = dict
         self._local: dict[int, Any] = {}
         self._seen: dict[str, Slot] = {}
         self._printer = PlanPrinter()
         self._waited_seconds = 0.0
+        self._agreement = Agreement(settings.process_set, "torch", joins)
+        self._replicas = ReplicaCheck(settings.process_set, CURES_OF_VARIABLES)
 
     def register_local(self, variable: Any) -> None:
         self._local[id(variable)] = variable
@@ -92,6 +100,43 @@ class GradientReducer:
             return results
         names = self._names(variables)
         self._note(names, variables)
+        self._agree(gradients, variables, names)
+        shared = [(name, v.value) for name, v in zip(names, variables, strict=True) if not self.is_local(v)]
+        exchange = self._agreement.name
+        self._replicas.begin(
+            exchange, lambda: Replica.of(memory_of_each(shared), self.settings_of_optimizer())
+        )
+        results = self._reduce(results, variables, names)
+        self._replicas.end(exchange)
+        return results
+
+    def _agree(self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]) -> None:
+        """MismatchError, on all ranks, if their optimizers were made with something else."""
+        if not self._agreement.is_due():
+            return
+        settings = self.settings
+        groups = settings.groups
+        if isinstance(groups, list | tuple):
+            known = {id(variable): name for variable, name in zip(variables, names, strict=True)}
+            groups = [[known.get(id(variable), "?") for variable in group] for group in groups]
+        options = common_options(
+            compression=self._asked_for,
+            op=settings.op,
+            gradient_predivide_factor=settings.gradient_predivide_factor,
+            groups=groups,
+            sparse_as_dense=settings.sparse_as_dense,
+            **settings.common_options(),
+        )
+        tensors = [
+            (name, describe(variable.value) + (", no gradient" if gradient is None else ""))
+            for name, variable, gradient in zip(names, variables, gradients, strict=True)
+            if not self.is_local(variable)
+        ]
+        facts = self._agreement.settle(Description(options, tensors), {"replicas": self._replicas.facts()})
+        self._replicas.agree([one["replicas"] for one in facts])
+
+    @torch.no_grad()
+    def _reduce(self, results: list[Any], variables: Sequence[Any], names: Sequence[str]) -> list[Any]:
         dense = []
         for i, gradient in enumerate(results):
             if gradient is None:
@@ -219,10 +264,12 @@ class MethodReducer(GradientReducer):
             return list(gradients)
         self._has_stepped = True
         if self._sync is None:
+            names = self._names(variables)
+            self._agree(gradients, variables, names)
             self.start(variables, loss_scale)
             dense = GradientReducer(replace(self.settings, compression=Compression.none), self.name)
             dense._local = self._local
-            return dense(gradients, variables)
+            return dense._reduce(list(gradients), variables, names)
         # Whoever reads .grad after backward() gets what is reduced, and may have changed it.
         is_reduced = self._sync.is_reduced()
         self._sync.synchronize()
@@ -272,6 +319,8 @@ class MethodReducer(GradientReducer):
             for name, variable in zip(self._names(variables), variables, strict=True)
             if not self.is_local(variable) and not getattr(variable, "overwrite_with_gradient", False)
         ]
+        sync.hyperparameters = lambda: self.settings_of_optimizer()
+        sync.replicas.cures = CURES_OF_VARIABLES
         params = {id(variable): variable.value for variable in variables}
         groups = settings.groups if isinstance(settings.groups, list | tuple) else []
         sync.add(named, [[params[id(v)] for v in group if id(v) in params] for group in groups])
@@ -320,7 +369,7 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
             method.spec(),
         )
         why = f"not by {method.spec()}: Keras adds gradients up over several steps"
-        return GradientReducer(replace(settings, compression=Compression.none), name, why)
+        return GradientReducer(replace(settings, compression=Compression.none), name, why, method)
     return MethodReducer(settings, name)
 
 

@@ -24,3 +24,10 @@ class Settings:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     model: Any = None
+
+    def common_options(self) -> dict[str, Any]:
+        """What ranks must have in common beside what a reducer of gradients is given."""
+        return {
+            "backward_passes_per_step": self.backward_passes_per_step,
+            "average_aggregated_gradients": self.average_aggregated_gradients,
+        }

@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from dad._keras.hyperparameters import keras_settings
 from dad._keras.settings import Settings
 from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average, Sum
@@ -44,6 +45,7 @@ class DistributedMixin:
             name = self._dad_settings.name or f"Distributed{type(self).__name__}"
             accumulates = bool(self.gradient_accumulation_steps)  # type: ignore[attr-defined]
             reducer = framework().make_reducer(self._dad_settings, name, accumulates)
+            reducer.settings_of_optimizer = keras_settings(self)
             # Past Keras' own __setattr__, which would track it.
             object.__setattr__(self, "_dad_reducer", reducer)
         return reducer

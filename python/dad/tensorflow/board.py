@@ -2,9 +2,10 @@
 
 A graph is made once and runs often, so what it sends is not decided when it is made. Every step begins with
 the op DadPlan, which knows how many rows the batch has. As long as nothing has changed it answers by itself;
-else it asks here, on a thread of its own, and the step waits: after the warm-up, when a request said that
-some rank wants a new plan, after a join, with a new engine. All ranks come here in the same step, since all
-have seen the same.
+else it asks here, on a thread of its own, and the step waits: in the first step, after the warm-up, when a
+request said that some rank wants a new plan, after a join, with a new engine, and when replicas are to be
+compared. All ranks come here in the same step, since all have seen the same. Nothing of a step is sent
+before that.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ import numpy as np
 
 from dad import planner
 from dad._lib import _core
+from dad.agreement import Agreement, Description
 from dad.basics import Average
 from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
-from dad.errors import MismatchError
+from dad.errors import MismatchError, ReplicaError
 from dad.link import measure_costs
 from dad.log import log
 from dad.plan_text import PRINTED_AFTER_STEPS
 from dad.planned_methods import warm_up_steps
 from dad.planner import Choice, Layer, Link, Observation, Plan
 from dad.process_sets import ProcessSet
+from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state_bytes import from_bytes, to_bytes
 from dad.state_keeper import StateKeeper
 from dad.states import add_shares, saved_shares, under_names
@@ -98,9 +101,12 @@ class Board:
         stream: int,
         op: int,
         wire_name: Callable[[str], str],
+        described: Description,
     ) -> None:
         self.process_set = process_set
         self.op = op
+        self.replica: Callable[[], Replica] | None = None  # what this rank has; None: nobody can tell
+        self._described = described
         self.tensors: dict[str, Tensor] = {}
         # Called once, when a plan has been followed for a few steps and its bytes have been measured, with
         # the exposed time of a step in ms (tf_ops/board.h).
@@ -116,9 +122,10 @@ class Board:
         self._keeper = StateKeeper(process_set, stream, wire_name)
         self._steps = 0  # before the board's first one
         self._seen_steps = 0  # of the board
-        self._joins = library.dad_tf_num_joins()
+        self._agreement = Agreement(process_set, "tensorflow", library.dad_tf_num_joins)
+        self._replicas = ReplicaCheck(process_set, CURES_OF_VARIABLES)
+        self._compared_from = 0  # the step from which on ReplicaCheck counts
         self._postponed = _NEVER
-        self._unsure = True  # some ranks may go on from a checkpoint
         self._said: set[str] = set()
         _boards[self.id] = self
         weakref.finalize(self, library.dad_tf_drop_board, self.id)
@@ -150,17 +157,21 @@ class Board:
         """Leaves on the board how this step's tensors are sent."""
         self._seen_steps = steps
         wants_plan = self._take_notes()
+        problem = self._end_comparison()
         self._meet_changes()
+        self._begin_comparison()
         held = [
             tensor
             for tensor in self.tensors.values()
             if (wants_plan or not tensor.planned) and warm_up_steps(tensor.method) <= self._now()
         ]
-        if held and self._postponed != self._joins:
-            self._make_plan(held, trace, counts)
+        if held and self._postponed != library.dad_tf_num_joins():
+            self._make_plan(held, self._traces[trace], counts)
         if self._measured_at != _NEVER and self._now() >= self._measured_at:
             self._say_it_is_measured()
         self._write()
+        if problem is not None:
+            raise problem
 
     def _say_it_is_measured(self) -> None:
         self._measured_at = _NEVER
@@ -195,31 +206,47 @@ class Board:
         return wants_plan
 
     def _meet_changes(self) -> None:
-        """Ranks that may have parted compare; if they differ they begin anew."""
-        joins = library.dad_tf_num_joins()
+        """Ranks that may have parted compare; if their plans differ they begin anew. MismatchError, on all
+        ranks, if they were made with something else."""
         outdated = self.plan is not None and self.plan.size != self._circle.size
         # Ranks that disagreed may go on with boards that have seen different steps.
-        self._unsure |= bool(library.dad_tf_take_parted(self.id))
-        if joins == self._joins and not self._unsure and not outdated:
+        if library.dad_tf_take_parted(self.id) or outdated:
+            self._agreement.doubt()
+        if not self._agreement.is_due():
             return
-        self._joins = joins
-        self._unsure = False
         choices = json.dumps(self.plan.as_dict() if self.plan is not None else None)
-        digest = hashlib.sha256(choices.encode()).hexdigest()
-        all_ranks = self._gather("agree", [self._now(), outdated, digest])
-        all_steps, all_outdated, digests = zip(*all_ranks, strict=True)
-        self._steps += max(all_steps) - self._now()
-        if any(all_outdated) or len(set(digests)) > 1:
+        self._replicas.steps = self._now() - self._compared_from
+        mine = {
+            "step": self._now(),
+            "outdated": outdated,
+            "plan": hashlib.sha256(choices.encode()).hexdigest(),
+            "replicas": self._replicas.facts(),
+        }
+        everyone = self._agreement.settle(self._described, mine)
+        self._steps += max(one["step"] for one in everyone) - self._now()
+        self._replicas.agree([one["replicas"] for one in everyone])
+        self._compared_from = self._now() - self._replicas.steps
+        if any(one["outdated"] for one in everyone) or len({one["plan"] for one in everyone}) > 1:
             self._forget_plan()
 
+    # Replicas are compared in the background: begun in one step, and ended in the next.
+
+    def _begin_comparison(self) -> None:
+        if self.replica is not None:
+            self._replicas.steps = self._now() - self._compared_from
+            self._replicas.begin(self._agreement.name, self.replica)
+
+    def _end_comparison(self) -> Exception | None:
+        try:
+            self._replicas.end(self._agreement.name)
+        except ReplicaError as error:
+            return error
+        return None
+
     def _gather(self, what: str, mine: Any) -> list[Any]:
-        number = self.process_set.process_set_id
-        # A rank without a method for this tensor sends it now: the two do not fit, and both get an error
-        # that names the compression of each.
-        first = next(iter(self.tensors.values()))
-        _core.barrier(number, self._wire_name(first.name), first.method.spec())
+        name = f"{what}.{self._agreement.name}"
         data = json.dumps(mine).encode()
-        return [json.loads(one) for one in _core.gather_bytes(f"{what}.{self._stream}", data, number)]
+        return [json.loads(one) for one in _core.gather_bytes(name, data, self.process_set.process_set_id)]
 
     def _forget_plan(self) -> None:
         self._hand_over([], list(self.tensors.values()))
@@ -229,17 +256,17 @@ class Board:
 
     # Plans
 
-    def _make_plan(self, held: list[Tensor], trace: int, counts: np.ndarray) -> None:
+    def _make_plan(self, held: list[Tensor], trace: Trace, counts: np.ndarray) -> None:
         mine: dict[str, Observation] = {}
         failure = None
         try:
-            mine = observe(held, self._traces[trace].pairs, counts.reshape(-1, 3).tolist())
+            mine = observe(held, trace.pairs, counts.reshape(-1, 3).tolist())
         except Exception as error:  # the others wait for this rank, and are told
             log.debug("failed to observe a step", exc_info=True)
             failure = f"{type(error).__name__}: {error}"
         seen = self._share(held, mine, failure)
         if len(seen) < self.process_set.size():
-            self._postponed = self._joins  # who has joined would not know of it
+            self._postponed = library.dad_tf_num_joins()  # who has joined would not know of it
             return
         weighs_time = any(isinstance(tensor.method, Exact) for tensor in held)
         costs = measure_costs(self.process_set, weighs_time)
@@ -260,7 +287,7 @@ class Board:
     def _return_kept(self, tensors: Sequence[Tensor]) -> None:
         """What ranks have kept of tensors of which nothing is kept any more goes into this step's result."""
         mine = {tensor.name: tensor.kept for tensor in tensors if tensor.kept is not None}
-        name = f"kept.{self._stream}"
+        name = f"kept.{self._agreement.name}"
         all_ranks = _core.gather_bytes(name, to_bytes(mine), self.process_set.process_set_id)
         total: dict[str, np.ndarray] = {}
         for kept in map(from_bytes, all_ranks):
@@ -275,31 +302,20 @@ class Board:
     def _share(
         self, held: list[Tensor], mine: dict[str, Observation], failure: str | None
     ) -> list[dict[str, Observation]]:
-        """What every rank has seen. MismatchError, on all of them, if they do not plan for the same tensors
-        or one has failed to see."""
-        described = {tensor.name: [str(tensor.shape), tensor.dtype, tensor.method.spec()] for tensor in held}
+        """What every rank has seen. MismatchError, on all of them, if one has failed to see."""
         packet = [
             self.process_set.rank(),
-            described,
             {name: dataclasses.asdict(observation) for name, observation in mine.items()},
             failure,
         ]
         all_ranks = self._gather("plan", packet)
-        for rank, *_, why in all_ranks:
+        for rank, _, why in all_ranks:
             if why is not None:
                 raise MismatchError(
                     f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
                     f"all ranks observe: {why}"
                 )
-        first, wanted, *_ = all_ranks[0]
-        for rank, tensors, *_ in all_ranks[1:]:
-            for name in {**wanted, **tensors}:
-                here, there = (" ".join(of.get(name, ["nothing"])) for of in (wanted, tensors))
-                if here != there:
-                    raise MismatchError(
-                        f'ranks disagree on "{name}": {here} on rank {first}, {there} on rank {rank}'
-                    )
-        return [{name: _observation(one) for name, one in seen.items()} for *_, seen, _ in all_ranks]
+        return [{name: _observation(one) for name, one in seen.items()} for _, seen, _ in all_ranks]
 
     def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
         for choice in choices:
@@ -350,6 +366,10 @@ class Board:
         ]
         if self._measured_at != _NEVER:
             pending.append(self._measured_at)
+        if self._replicas.is_running():
+            pending.append(self._now() + 1)
+        elif self.replica is not None and (due := self._replicas.next_due()) is not None:
+            pending.append(self._compared_from + due)
         at = min(pending) - self._steps if pending else _NEVER
         library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
 
@@ -379,7 +399,7 @@ class Board:
             "rank": circle.rank,
             "hosts": [list(host) for host in circle.hosts],
             "average": self.op == Average,
-            "tensors": self._described(),
+            "tensors": self._tensors_described(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
             "too_large": [tensor.name for tensor in self.tensors.values() if tensor.too_large],
             **self._keeper.save(),
@@ -396,12 +416,14 @@ class Board:
             tensor.kept = None
         self._steps = saved["steps"] - self._seen_steps - 1
         mine = saved["rank"] == self.process_set.rank()
-        saved = under_names(saved, self._described())
+        saved = under_names(saved, self._tensors_described())
         plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
         circle = self._circle
         same = saved["size"] == circle.num_ranks and as_hosts(saved.get("hosts", ())) == circle.hosts
-        goes_on = plan is not None and plan.size == circle.size and same and tensors == self._described()
+        goes_on = (
+            plan is not None and plan.size == circle.size and same and tensors == self._tensors_described()
+        )
         if goes_on:
             self.plan = plan
             for tensor in self.tensors.values():
@@ -414,10 +436,12 @@ class Board:
             shares = saved["kept"] if goes_on else saved_shares(saved)
             for name, tensor in self.tensors.items():
                 tensor.kept = shares.get(name)
-        self._unsure = True
+        self._agreement.doubt()
+        self._replicas.start_anew()
+        self._compared_from = saved["steps"] - 1
         library.dad_tf_ask_again(self.id)
 
-    def _described(self) -> list[tuple[Any, ...]]:
+    def _tensors_described(self) -> list[tuple[Any, ...]]:
         return [(t.name, t.shape, t.dtype, t.method.spec()) for t in self.tensors.values()]
 
 
@@ -495,8 +519,9 @@ def _plan(board_id: int, trace: int, steps: int, counts: Any, num_counts: int) -
     if board is None:
         return 2
     try:
-        board.begin_step(trace, steps, np.ctypeslib.as_array(counts, (num_counts,)).copy())
-    except MismatchError as error:
+        seen = np.ctypeslib.as_array(counts, (num_counts,)).copy() if num_counts else np.zeros(0, np.int64)
+        board.begin_step(trace, steps, seen)
+    except (MismatchError, ReplicaError) as error:
         library.dad_tf_fail_board(board_id, str(error).encode())
         return 1
     except Exception as error:

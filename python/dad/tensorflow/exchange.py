@@ -19,6 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dad.agreement import Description
 from dad.arguments import set_id
 from dad.compression import Edad, Exact
 from dad.planned_methods import looks_at_variance, planned_method
@@ -73,7 +74,10 @@ class Work:
 
 
 class MethodExchange:
-    """The gradients of one optimizer or tape that go by planned methods."""
+    """The gradients of one optimizer or tape that go by planned methods, and where each of its steps begins.
+
+    described: what the optimizer or tape was made with, which ranks compare in the first step.
+    """
 
     def __init__(
         self,
@@ -83,8 +87,9 @@ class MethodExchange:
         process_set: ProcessSet,
         stream: int,
         wire_name: Callable[[str], str],
+        described: Description,
     ) -> None:
-        self.board = Board(process_set, stream, op, wire_name)
+        self.board = Board(process_set, stream, op, wire_name, described)
         self._compression = compression
         self._op = op
         self._scales = scales
@@ -92,6 +97,17 @@ class MethodExchange:
         self._stream = stream
         self._wire_name = wire_name
         self.saved: dict[str, Any] | None = None  # to go on with, once the tensors are known
+
+    def begin(self, after: Sequence[Any]) -> tf.Tensor:
+        """Begins a step in which nothing goes by a method: whatever is sent in it comes after this tensor.
+        after: ops that run first."""
+        trace, _ = self.board.add_trace([])
+        with tf.control_dependencies(after):
+            begun, _ = lib.dad_plan(
+                counts=tf.zeros([0], tf.int64), board=self.board.id, trace=trace, pairs=[], has_rows=[]
+            )
+        run_any_time([begun])
+        return begun
 
     @plain
     def __call__(
@@ -101,7 +117,9 @@ class MethodExchange:
         names: Sequence[str],
         loss_scale: Any = None,
         recorder: Recorder | None = None,
-    ) -> list[tf.Tensor]:
+        after: Sequence[Any] = (),
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        """The reduced gradients, and what else is sent in this step comes after: see begin()."""
         variables = [resource(variable) for variable in variables]
         found = find(gradients, variables, recorder=recorder)
         self.board.add_tensors(
@@ -121,7 +139,7 @@ class MethodExchange:
         sent = _sent_in_this_graph()
         wires = [self._wire_name(name) for name in names]
         # Names are unique until a tensor is there: what has one of them goes first.
-        with tf.control_dependencies([sent[wire] for wire in wires if wire in sent]):
+        with tf.control_dependencies([*after, *(sent[wire] for wire in wires if wire in sent)]):
             as_rows, in_chain = self._plan(work)
         scale = tf.constant(1.0, tf.float64) if loss_scale is None else tf.cast(loss_scale, tf.float64)
         call = _Call(self, gradients, variables, names, as_rows, scale)
@@ -137,7 +155,7 @@ class MethodExchange:
             single = [k for k in range(len(work)) if not chained[k]]
             if single:
                 results.update(call.send([work[k] for k in single], [bool(rows[k]) for k in single]))
-            return call.gather(results)
+            return call.gather(results), as_rows
         results = {}
         by_chain = {}
         for run in runs:
@@ -157,7 +175,7 @@ class MethodExchange:
             results.update(call.send(batch, [one.sends_rows for one in batch]))
         gathered = call.gather(results)
         sent.update(zip(wires, gathered, strict=True))
-        return gathered
+        return gathered, as_rows
 
     def _runs(self, work: Sequence[Work]) -> list[list[int]]:
         """Layers, from the lowest up, each of which is linked to the next."""

@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
+from dad.agreement import Description, common_options
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.circle import circle_of
@@ -29,6 +30,7 @@ from dad.tensorflow.exchange import FLOATING, MethodExchange
 from dad.tensorflow.graph import collective, is_eager, sizes_as_numbers, wire_name
 from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
+from dad.tensorflow.replicas import Settings, replica_of
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
@@ -146,9 +148,12 @@ class GradientReducer:
         self.scale_local_gradients = scale_local_gradients
         self.devices = (device_dense, device_sparse)
         self.stream = stream
+        self.settings_of_optimizer: Settings = dict  # for comparisons with other ranks
+        self.options: dict[str, Any] = {}  # of the optimizer, beside those given here
         self._local: dict[int, Any] = {}  # by id; the variable stays alive with it
         self._rows: dict[str, Row] = {}
         self.by_method: MethodExchange | None = None  # tapes have theirs in common
+        self._saved: dict[str, Any] | None = None  # to go on with, once there is an exchange
         self.has_methods = has_planned_method(self.compression)
         if self.has_methods and op not in (Average, Sum):
             raise ValueError(
@@ -184,11 +189,25 @@ class GradientReducer:
         planned = [
             i for i, gradient in enumerate(results) if self._is_planned(gradient, variables[i], names[i])
         ]
+        shared = [variable for variable in variables if not self.is_local(variable)]
+        if not shared:
+            return self._reduce_others(results, variables, names, planned)
+        exchange = self._exchange(gradients, variables, names)
+        after = _values_are_there(shared)
         if planned:
             picked = [[values[i] for i in planned] for values in (results, variables, names)]
-            reduced = self._exchange(picked[1])(*picked, loss_scale, recorder)
+            reduced, begun = exchange(*picked, loss_scale, recorder, after)
             for i, gradient in zip(planned, reduced, strict=True):
                 results[i] = gradient
+        else:
+            begun = exchange.begin(after)
+        with tf.control_dependencies([begun]):
+            return _all_or_none(self._reduce_others(results, variables, names, planned))
+
+    def _reduce_others(
+        self, results: list[Any], variables: Sequence[Any], names: Sequence[str], planned: Sequence[int]
+    ) -> list[Any]:
+        """What goes by no planned method: dense, as slices, or not at all."""
         if self.sparse_as_dense:
             results = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in results]
         dense = []
@@ -208,7 +227,34 @@ class GradientReducer:
             )
             for i, gradient in zip(members, reduced, strict=True):
                 results[i] = gradient
-        return _all_or_none(results)
+        return results
+
+    def _describe(
+        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
+    ) -> Description:
+        """What ranks must have in common."""
+        groups = self.groups
+        if isinstance(groups, list | tuple):
+            place = {_key(variable): name for variable, name in zip(variables, names, strict=True)}
+            groups = [[place.get(_key(variable), "?") for variable in group] for group in groups]
+        options = common_options(
+            compression=self.compression,
+            op=self.op,
+            gradient_predivide_factor=self.postscale,
+            groups=groups,
+            sparse_as_dense=self.sparse_as_dense,
+            **self.options,
+        )
+        is_tape = self.stream == TAPE_STREAM
+        if self.has_methods and not is_tape:
+            # What is kept between steps goes by this number.
+            options["number among the optimizers made"] = str(self.stream - _first_optimizer_stream)
+        tensors = [
+            (name, _as_text(variable, gradient))
+            for name, variable, gradient in zip(names, variables, gradients, strict=True)
+            if not self.is_local(variable)
+        ]
+        return Description(options, tensors, "DistributedGradientTape" if is_tape else "DistributedOptimizer")
 
     def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
         for name, variable in zip(names, variables, strict=True):
@@ -244,14 +290,14 @@ class GradientReducer:
     def load_state(self, data: bytes) -> None:
         """Goes on with the state of the rank of the same number."""
         if self.has_methods and is_active(self.process_set):
-            if self.by_method is None:
-                self.by_method = self._new_exchange(self.stream)
-            self.by_method.saved = from_bytes(data)
+            self._saved = from_bytes(data)
+            if self.by_method is not None:
+                self.by_method.saved, self._saved = self._saved, None
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         """Of a scaled loss: if these are not finite the step is left out, and what it would have applied is
         kept."""
-        if self.by_method is None:
+        if not self.has_methods or self.by_method is None:
             return
         parts = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients if g is not None]
         finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(part)) for part in parts])
@@ -264,33 +310,45 @@ class GradientReducer:
         floating = resource(variable).dtype.base_dtype in FLOATING  # a reference of TF1 is not its base
         return not replaces and floating and planned_method(self.compression, name) is not None
 
-    def _exchange(self, variables: Sequence[Any]) -> MethodExchange:
+    def _exchange(
+        self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
+    ) -> MethodExchange:
         """An optimizer has one. Tapes are made anew in every step: those with the same settings and the same
         variables go on with one another's state."""
         if self.stream != TAPE_STREAM:
             if self.by_method is None:
-                self.by_method = self._new_exchange(self.stream)
+                self.by_method = self._new_exchange(self.stream, self._describe(gradients, variables, names))
             found = self.by_method
         else:
             resources = [resource(variable) for variable in variables]
-            settings = (self.compression.spec(), self.op, self.prescale, self.process_set.process_set_id)
+            described = self._describe(gradients, variables, names)
+            settings = (repr(described.options), self.process_set.process_set_id)
             key = (*settings, *(id(variable) for variable in resources))
             if key not in _of_tapes:
-                of_variables = repr((*settings, variable_names(variables)))
-                _of_tapes[key] = self._new_exchange(_tape_stream(self.process_set, of_variables))
+                of_variables = repr((*settings, names))
+                stream = _tape_stream(self.process_set, of_variables)
+                _of_tapes[key] = self._new_exchange(stream, described)
                 weakref.finalize(resources[0], _of_tapes.pop, key, None)
             self.by_method = found = _of_tapes[key]
+        if found.board.replica is None and tf.compat.v1.executing_eagerly_outside_functions():
+            shared = [i for i, variable in enumerate(variables) if not self.is_local(variable)]
+            found.board.replica = replica_of(
+                [names[i] for i in shared],
+                [resource(variables[i]) for i in shared],
+                self.settings_of_optimizer,
+            )
         if not is_eager():
             # Its ops know the board only by number.
             graph = tf.compat.v1.get_default_graph()
             graph._dad_exchanges = [*getattr(graph, "_dad_exchanges", []), found]
         return found
 
-    def _new_exchange(self, stream: int) -> MethodExchange:
+    def _new_exchange(self, stream: int, described: Description) -> MethodExchange:
         scales = (self.prescale, self.postscale)
         exchange = MethodExchange(
-            self.compression, self.op, scales, self.process_set, stream, self.method_name
+            self.compression, self.op, scales, self.process_set, stream, self.method_name, described
         )
+        exchange.saved, self._saved = self._saved, None
         if os.environ.get("DAD_PLAN") and self.process_set.rank() == 0:
             exchange.board.on_measured = lambda exposed_ms: self._print_plan(exchange, exposed_ms)
         return exchange
@@ -385,6 +443,20 @@ class GradientReducer:
                 c.decompress(t, context)
                 for c, t, (_, context) in zip(chosen, reduced, compressed, strict=True)
             ]
+
+
+def _values_are_there(variables: Sequence[Any]) -> list[Any]:
+    """In a graph: what runs when earlier steps have written these variables, so that they may be compared
+    with those of other ranks. A graph may have several steps."""
+    if is_eager() or not tf.compat.v1.executing_eagerly_outside_functions():
+        return []
+    return [tf.group(*[resource(variable).read_value() for variable in variables])]
+
+
+def _as_text(variable: Any, gradient: Any) -> str:
+    """What ranks must have in common of a variable."""
+    text = f"{tuple(variable.shape)} {tf.as_dtype(variable.dtype).base_dtype.name}"
+    return f"{text}, no gradient" if gradient is None else text
 
 
 def _all_or_none(gradients: list[Any]) -> list[Any]:

@@ -12,12 +12,15 @@ from typing import Any, NoReturn
 import torch
 
 from dad._lib import _core
+from dad.agreement import Agreement, Description, common_options
 from dad.basics import Adasum, Max
 from dad.plan_table import plan_rows
 from dad.process_sets import ProcessSet
+from dad.replicas import Replica, ReplicaCheck
 from dad.torch.compression import compressor
-from dad.torch.naming import Named, new_names
-from dad.torch.ops import allreduce_, allreduce_async_, synchronize
+from dad.torch.naming import Named, describe, new_names
+from dad.torch.ops import allreduce_, allreduce_async_, joins, synchronize
+from dad.torch.replicas import CURES, dense, hyperparameters
 from dad.torch.slots import Slot
 
 
@@ -30,10 +33,20 @@ class DeltaOptimizer:
         self._dad_named = named
         self._dad_compression = compression
         self._dad_process_set = process_set
+        self._dad_agreement = Agreement(process_set, "torch", joins)
+        self._dad_replicas = ReplicaCheck(process_set, CURES)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         if not self._dad_process_set.included():
             return super().step(*(() if closure is None else (closure,)), **kwargs)  # type: ignore[misc]
+        if self._dad_agreement.is_due():
+            facts = self._dad_agreement.settle(self._dad_describe(), self._dad_replicas.facts())
+            self._dad_replicas.agree(facts)
+        exchange = self._dad_agreement.name
+        self._dad_replicas.begin(
+            exchange,
+            lambda: Replica.of(dense(self._dad_named), hyperparameters(self)),  # type: ignore[arg-type]
+        )
         trained = [(name, param) for name, param in self._dad_named if param.requires_grad]
         starts = [param.detach().clone() for _, param in trained]
         loss = super().step(*(() if closure is None else (closure,)), **kwargs)  # type: ignore[misc]
@@ -46,7 +59,12 @@ class DeltaOptimizer:
                 handles.append((handle, chosen, context))
             for (_, param), start, (handle, chosen, context) in zip(trained, starts, handles, strict=True):
                 param.copy_(start.add_(chosen.decompress(synchronize(handle), context)))
+        self._dad_replicas.end(exchange)
         return loss
+
+    def _dad_describe(self) -> Description:
+        options = common_options(compression=self._dad_compression, op=Adasum)
+        return Description(options, [(name, describe(param)) for name, param in self._dad_named])
 
     def agree_on_infinity(self, found_inf: dict[Any, torch.Tensor]) -> None:
         """For GradScaler, which looks at this rank's gradients: all ranks skip the step, or none."""
@@ -68,6 +86,7 @@ class DeltaOptimizer:
         if "_dad_named" in self.__dict__:
             number = len(self.param_groups) - 1
             self._dad_named += new_names(self.param_groups[-1]["params"], None, 0, number)
+            self._dad_agreement.doubt()
 
     def plan(self) -> list[dict[str, Any]]:
         """One row per tensor: what is sent for it, and why."""

@@ -16,9 +16,12 @@ Methods that work on layers need a plan, which is made of what all ranks saw in 
 after the warm-up is therefore held: its units are made and sent by synchronize(). So is the step after
 one in which a rank asked for a new plan.
 
+Nothing of the first step is sent before its first backward pass is over: then ranks compare what their
+optimizers were made with (agreement.py), since a rank with another model would leave the others waiting.
+
 Ranks follow one plan, which they make together: none is made while some have joined. After a checkpoint,
-which perhaps not all have loaded, and after a join, in the middle of a warm-up, say, they compare; if they
-differ, that step goes dense and the next one makes a plan.
+which perhaps not all have loaded, and after a join, in the middle of a warm-up, say, they compare again; if
+their plans differ, that step goes dense and the next one makes a plan.
 """
 
 from __future__ import annotations
@@ -27,7 +30,8 @@ import collections
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -35,6 +39,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from dad import planner
+from dad.agreement import Agreement, Description, common_options
 from dad.basics import Average, Sum
 from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
@@ -43,6 +48,7 @@ from dad.link import measure_costs
 from dad.log import log
 from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
+from dad.replicas import Replica, ReplicaCheck
 from dad.state_keeper import StateKeeper
 from dad.states import saved_shares
 from dad.torch import capture, grad_scaler, hooks, ops, pending_grad
@@ -52,8 +58,9 @@ from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import compressor
 from dad.torch.functions import allgather_object
 from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
-from dad.torch.naming import Named
+from dad.torch.naming import Named, describe
 from dad.torch.observe import layers_of, observe, observing_mode
+from dad.torch.replicas import CURES, dense
 from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 
 # Counted by process set: ranks outside of one have not made its optimizers. Stream 0 is that of the
@@ -94,6 +101,7 @@ class GradientSync:
         _num_streams[process_set.process_set_id] = self.stream
         self._owner = next(_capture_owners)
         self.units: list[Unit] = []
+        self._ready: list[Unit] = []  # have their gradients, but nothing is sent before synchronize()
         self.slots: dict[torch.Tensor, Slot] = {}
         self.touched = False  # a gradient came since the last synchronize()
         self._refused = False  # and one too many
@@ -101,7 +109,11 @@ class GradientSync:
         self._backward_calls = 0  # of this step, that were the last one for some parameter
         self._usual_backward_calls = 0  # in the step before; 0: there was none
         self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
-        self._failed: list[Exception] = []  # raised in this step to a reader of .grad
+        self._failed: list[Exception] = []  # what went wrong in this step
+        self._waited = False  # for all results of this step
+        self._agreed = False  # in this step; then the next two are what all ranks know
+        self._follows_plan = True  # the same one as the other ranks
+        self._all_complete = False  # every rank has all of its gradients
         self.steps = 0  # that were synchronized
         self.waited_seconds = 0.0  # for results, in all of them
         self.plan: planner.Plan | None = None
@@ -109,9 +121,13 @@ class GradientSync:
         self._said: set[str] = set()
         self._held: set[Slot] = set()  # observed in this step; sent by synchronize()
         self._keeper = StateKeeper(process_set, self.stream)
-        self._unsure = False  # ranks may have parted
+        self._agreement = Agreement(process_set, "torch", ops.joins)
+        self.replicas = ReplicaCheck(process_set, CURES)
+        # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
+        self.hyperparameters: Callable[[], dict[str, str]] = dict
+        self.outside: list[tuple[str, torch.Tensor]] = []
+        self._groups: list[list[str]] = []
         self._postponed = -1  # until there have been other joins than these
-        self._joins = ops.joins()
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
 
     # Which parameters
@@ -130,10 +146,12 @@ class GradientSync:
                 slot.capture_id = capture.track(param, "off", self._owner)
         for group in groups:
             slots = [self.slots[param] for param in group if param in self.slots]
+            self._groups.append([slot.name for slot in slots])
             self._add_unit(DenseUnit([slot for slot in slots if slot.method is None]))
         for _, param in named:
             if not self.slots[param].units:
                 self._add_unit(DenseUnit([self.slots[param]]))
+        self._agreement.doubt()
         self.watch()
         self._hold()
 
@@ -184,7 +202,6 @@ class GradientSync:
             raise AssertionError(f'the gradient of "{slot.name}" requires a gradient (create_graph=True?)')
         if not self.touched:
             self._begin_step()
-            self._unsure = self._unsure or self._is_outdated()
             for unit in self.units:
                 unit.expect()
         if self._weight is not None:
@@ -194,12 +211,14 @@ class GradientSync:
             slot.add_square()
         if slot.passes_left > 0:
             return
-        waits = slot.method is not None and (slot in self._held or self._may_differ())
-        if waits:
+        waits = slot in self._held or self._agreement.is_due() or not self._follows_plan
+        if waits and slot.method is not None:
             slot.take_early()  # a pass that is refused would add to them
         for unit in slot.units:
             unit.missing -= 1
-            if unit.missing == 0 and not waits:
+            if unit.missing == 0 and waits:
+                self._ready.append(unit)
+            elif unit.missing == 0:
                 unit.send(self)
         self._watch_after_backward()
 
@@ -212,17 +231,35 @@ class GradientSync:
         """Watches .grad from the end of this backward pass on. Code that runs during the pass, such as a
         user's hooks, reads local gradients."""
         if hooks.in_compiled_autograd():  # which has no callbacks after a pass
-            trained = [slot for slot in self.slots.values() if slot.param.requires_grad]
-            if all(slot.passes_left == 0 for slot in trained):
+            if self._is_complete():
                 self._after_backward()
         elif self._backward_pass != torch._C._current_graph_task_id():
             self._backward_pass = torch._C._current_graph_task_id()
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
+    def _is_complete(self) -> bool:
+        """Whether every parameter that can have a gradient has got its last one of this step."""
+        return all(slot.passes_left == 0 for slot in self.slots.values() if slot.param.requires_grad)
+
     def _after_backward(self) -> None:
         self._backward_calls += 1
-        if self.touched:
-            self._watch_gradients(self.slots.values())
+        if not self.touched:
+            return
+        if self._must_agree():
+            with self._ends_step_on_error():
+                self._agree()
+            self._send_after_agreement()
+        self._watch_gradients(self.slots.values())
+
+    def _send_after_agreement(self) -> None:
+        """Sends what the comparison has held back, as far as it can be sent before synchronize()."""
+        if self._all_complete:
+            self._settle_on_units()
+            ready = self._in_backward_order()
+        else:
+            ready = [] if self._held or not self._follows_plan else self._ready
+        for unit in ready:
+            self._try(self._send_if_unsent, unit)
 
     def _watch_gradients(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
@@ -242,13 +279,22 @@ class GradientSync:
             together = {member for unit in slot.units for member in unit.slots}
             for member in together:
                 pending_grad.forget(member.param)  # finishing a unit reads .grad, too
-            errors = self._for_each(slot.units, self._finish)
+            for unit in slot.units:
+                self._try(self._finish, unit)
             self._watch_gradients(together)
         else:
-            errors = self._reduce()
-        if errors:
-            self._failed += errors
-            raise errors[0]
+            with self._ends_step_on_error():
+                self._reduce()
+        if self._failed:
+            raise self._failed[0]
+
+    @contextmanager
+    def _ends_step_on_error(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception:
+            self.end_step()
+            raise
 
     def _counts_passes(self, slot: Slot) -> bool:
         """Whether the passes of a step are samples, for what comes formed."""
@@ -327,43 +373,37 @@ class GradientSync:
         if not self.touched:
             self._begin_step()
         try:
-            errors = self._failed + self._reduce()
+            self._reduce()
+            failed = self._failed
         finally:
             self.end_step()
-        if errors:
-            raise errors[0]
+        if failed:
+            raise failed[0]
 
-    def _reduce(self) -> list[Exception]:
-        """Sends what has not been sent, and waits for everything. Does nothing if that was done."""
+    def _reduce(self) -> None:
+        """Sends what has not been sent, and waits for everything, once per step. What went wrong is in
+        `_failed`."""
         self._unwatch()
+        if self._waited:
+            return
         if self._refused:
             done = [slot.param for slot in self._planned_slots() if slot.passes_left == 0]
             _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
-        errors: list[Exception] = []
-        try:
-            self._settle_on_units()
-        except Exception as error:
-            errors.append(error)
-            try:
-                self._go_dense()  # others wait for what this rank has
-            except Exception as another:
-                errors.append(another)
-            for unit in self.units if isinstance(error, _Refused) else ():
-                unit.was_sent = unit.was_sent or unit.name == error.tensor
-        errors += self._for_each(self.units, self._send_if_unsent)
-        errors += self._for_each(self.units, self._finish)
-        return errors
+        if self._must_agree():
+            self._agree()
+        self._waited = True
+        self._settle_on_units()
+        for unit in self._in_backward_order():
+            self._try(self._send_if_unsent, unit)
+        name = self._agreement.name
+        self._try(self.replicas.begin, name, self._replica)
+        for unit in self.units:
+            self._try(self._finish, unit)
+        self._try(self.replicas.end, name)
 
-    @staticmethod
-    def _for_each(units: Sequence[Unit], work: Callable[[Unit], None]) -> list[Exception]:
-        """What went wrong. A unit that fails does not keep the others from being ended."""
-        errors = []
-        for unit in units:
-            try:
-                work(unit)
-            except Exception as error:
-                errors.append(error)
-        return errors
+    def _in_backward_order(self) -> list[Unit]:
+        """All units, as far as known in the order of backward(): ranks build their schedule from it."""
+        return [*(unit for unit in self._ready if unit in self.units), *self.units]
 
     def is_reduced(self) -> bool:
         """Whether .grad was read in this step, and all of it is reduced."""
@@ -373,6 +413,13 @@ class GradientSync:
         self.steps += 1
         self._usual_backward_calls = self._backward_calls or self._usual_backward_calls
         self.reset()
+
+    def _try(self, work: Callable[..., None], *arguments: Any) -> None:
+        """Keeps the error for later: what comes after it has to be ended too."""
+        try:
+            work(*arguments)
+        except Exception as error:
+            self._failed.append(error)
 
     def _send_if_unsent(self, unit: Unit) -> None:
         if not unit.was_sent:
@@ -416,13 +463,16 @@ class GradientSync:
             _torch.capture_begin_step(captured)
 
     def _settle_on_units(self) -> None:
-        if self._may_differ() and not self._agree():
-            self._go_dense()
-        elif self._held:
-            self._make_plan()
-
-    def _may_differ(self) -> bool:
-        return self._unsure or ops.joins() != self._joins
+        """If ranks follow no common plan, this step goes dense; if some tensors have none, one is made."""
+        follows_plan, self._follows_plan = self._follows_plan, True
+        try:
+            if not follows_plan:
+                self._go_dense()
+            elif self._held:
+                self._make_plan()
+        except Exception as error:
+            self._failed.append(error)
+            self._try(self._go_dense)  # others wait for what this rank has
 
     def _is_outdated(self) -> bool:
         """Whether the plan was made for another number of ranks, or of hosts."""
@@ -430,21 +480,56 @@ class GradientSync:
 
     def doubt(self) -> None:
         """Something may have happened on other ranks that this one does not know of."""
-        self._unsure = True
+        self._agreement.doubt()
+        self.replicas.start_anew()
 
-    def _agree(self) -> bool:
-        """Whether all ranks are at the same place of the same plan. They are at the same step afterwards."""
-        self._unsure = False
-        self._joins = ops.joins()
-        if not self.has_methods():
-            return True
+    def _must_agree(self) -> bool:
+        """Whether this step begins with a comparison: ranks may differ, or they will make a plan."""
+        return not self._agreed and (self._agreement.is_due() or bool(self._held))
+
+    def _agree(self) -> None:
+        """Compares with the other ranks, at the end of the step's first backward pass, which all ranks reach
+        before any collective that the script may call between backward() and step(). Whether all have their
+        gradients decides if a plan is made at once. Ranks are at the same step afterwards.
+
+        MismatchError, on all ranks, if their optimizers were made with something else."""
+        self._agreed = True
         choices = self.plan.as_dict() if self.plan is not None else None
         text = repr((choices, sorted(slot.name for slot in self._held)))
-        mine = (self.steps, self._is_outdated(), hashlib.sha256(text.encode()).hexdigest())
-        all_ranks = allgather_object(mine, name=f"agree.{self.stream}", process_set=self.process_set)
-        all_steps, outdated, digests = zip(*all_ranks, strict=True)
-        self.steps = max(all_steps)
-        return not any(outdated) and len(set(digests)) == 1
+        mine = {
+            "step": self.steps,
+            "outdated": self._is_outdated(),
+            "plan": hashlib.sha256(text.encode()).hexdigest(),
+            "complete": self._is_complete(),
+            "replicas": self.replicas.facts(),
+        }
+        everyone = self._agreement.settle(self._describe(), mine)
+        self.steps = max(one["step"] for one in everyone)
+        self.replicas.agree([one["replicas"] for one in everyone])
+        same_plan = len({one["plan"] for one in everyone}) == 1
+        self._follows_plan = same_plan and not any(one["outdated"] for one in everyone)
+        self._all_complete = all(one["complete"] for one in everyone)
+
+    def _describe(self) -> Description:
+        """What ranks must have in common."""
+        options = common_options(
+            compression=self.compression,
+            op=self.op,
+            backward_passes_per_step=self.passes,
+            gradient_predivide_factor=self.predivide,
+            groups=self._groups,
+            sparse_as_dense=self.sparse_as_dense,
+            weighted=self._weight is not None,
+        )
+        if self.has_methods() or self._weight is not None:
+            # What is kept between steps, and some names between ranks, go by this number.
+            options["number among the optimizers made"] = str(self.stream)
+        return Description(options, [(slot.name, describe(slot.param)) for slot in self.slots.values()])
+
+    def _replica(self) -> Replica:
+        """What this rank has now: as the last step has left it."""
+        tracked = [(slot.name, slot.param) for slot in self.slots.values()]
+        return Replica.of(dense(tracked), self.hyperparameters(), dense(self.outside))
 
     def _go_dense(self) -> None:
         """This step is sent as it would be without a method; the next one is observed. Raises what went
@@ -525,32 +610,19 @@ class GradientSync:
     def _share(
         self, held: Sequence[Slot], mine: dict[str, planner.Observation], failure: Exception | None
     ) -> list[Any]:
-        """What every rank has seen, in rank order. MismatchError, on all of them, if they do not want to plan
-        for the same tensors, or one has failed to see; that one raises its failure."""
-        name = held[0].name
-        try:
-            # A rank without a method for this tensor sends it now: the two do not fit, and both get an error.
-            ops.allgather(torch.zeros(1, dtype=torch.uint8), name=name, process_set=self.process_set)
-        except MismatchError as error:
-            raise _Refused(name, str(error)) from error
-        described = {name: values for name, *values in self.tensors()}
+        """What every rank has seen, in rank order. MismatchError, on all of them, if one has failed to see;
+        that one raises its failure."""
         why = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        packet = (self.process_set.rank(), described, why, mine)
+        packet = (self.process_set.rank(), why, mine)
         all_ranks = allgather_object(packet, name=f"plan.{self.stream}", process_set=self.process_set)
         if failure is not None:
             raise failure
-        for rank, _, why, _ in all_ranks:
+        for rank, why, _ in all_ranks:
             if why:
                 raise MismatchError(
-                    f'"{name}" and what else has no plan yet: rank {rank} failed in the step that all ranks '
-                    f"observe: {why}"
+                    f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
+                    f"all ranks observe: {why}"
                 )
-        first, wanted, *_ = all_ranks[0]
-        for rank, tensors, *_ in all_ranks[1:]:
-            for name in {**wanted, **tensors}:
-                here, there = (" ".join(map(str, of.get(name, ["nothing"]))) for of in (wanted, tensors))
-                if here != there:
-                    raise MismatchError(f'"{name}": {here} on rank {first}, {there} on rank {rank}')
         return [seen for *_, seen in all_ranks]
 
     def _take_plan(self, choices: Sequence[planner.Choice], slots: Sequence[Slot]) -> None:
@@ -675,7 +747,7 @@ class GradientSync:
             shares = saved["kept"] if goes_on else saved_shares(saved)
             for slot in self._planned_slots():
                 slot.kept = shares.get(slot.name)
-        self._unsure = True
+        self.doubt()
         self._hold()
 
     # Between steps
@@ -688,6 +760,8 @@ class GradientSync:
         """Back to the start of a step. What is still in flight is left to itself."""
         self._unwatch()
         self._failed = []
+        self._waited = self._agreed = self._all_complete = False
+        self._follows_plan = True
         self._backward_calls = 0
         for slot in self.slots.values():
             slot.drop_segments()
@@ -697,6 +771,7 @@ class GradientSync:
         if self._weight is not None:
             self._weight.end_step()
         self.touched = self._refused = False
+        self._ready.clear()
         tracked = [slot.param for slot in self.slots.values() if slot.capture_id >= 0]
         if tracked:
             _torch.capture_begin_step(tracked)
@@ -713,9 +788,3 @@ class GradientSync:
             pass
 
 
-class _Refused(MismatchError):
-    """Ranks did not do the same with this tensor."""
-
-    def __init__(self, tensor: str, message: str) -> None:
-        super().__init__(message)
-        self.tensor = tensor

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 Named = list[tuple[str, torch.Tensor]]
 
@@ -71,3 +72,10 @@ def split_groups(
     if len(set(map(id, members))) != len(members):
         raise ValueError("groups has a parameter more than once")
     return [list(group) for group in groups]
+
+
+def describe(param: torch.Tensor) -> str:
+    """What ranks must have in common of a parameter, as text."""
+    shape = "of no shape yet" if is_lazy(param) else str(tuple(param.shape))
+    dtype = str(param.dtype).removeprefix("torch.")
+    return f"{shape} {dtype}" if param.requires_grad else f"{shape} {dtype}, frozen"

@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -26,6 +27,7 @@ from dad.torch.adasum import DeltaOptimizer
 from dad.torch.gradient_sync import GradientSync, next_stream
 from dad.torch.naming import name_parameters, new_names, split_groups
 from dad.torch.ops import allreduce
+from dad.torch.replicas import hyperparameters
 
 
 class GradientOptimizer:
@@ -265,6 +267,7 @@ def DistributedOptimizer(
         )
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
+    named_parameters = None if named_parameters is None else list(named_parameters)
     set_id(process_set)  # that there is such a set
     active = process_set.included() and (process_set.size() > 1 or _elastic())
 
@@ -293,6 +296,9 @@ def DistributedOptimizer(
     if active:
         sync.add(named, grouped)
         _mark_sparse_layers(sync, model)
+        sync.outside = [(name, param) for name, param in named_parameters or () if param not in sync.slots]
+        me = weakref.ref(wrapped)
+        sync.hyperparameters = lambda: hyperparameters(me())
     return wrapped
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._keras import on_tensorflow
+from dad._keras.hyperparameters import keras_settings
 from dad._keras.settings import Settings
 from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average
@@ -30,6 +31,7 @@ class LegacyMixin:
         if reducer is None:
             name = self._dad_settings.name or f"Distributed{type(self).__name__}"
             reducer = on_tensorflow.make_reducer(self._dad_settings, name)
+            reducer.settings_of_optimizer = keras_settings(self)
             object.__setattr__(self, "_dad_reducer", reducer)
         return reducer
 
