@@ -234,16 +234,17 @@ class Int8Exchange final : public Exchange {
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env) {
+Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const ExchangeEnv& env) {
   auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   DAD_RETURN_IF_ERROR(CheckSummable(spec, "int8"));
-  const auto bucket = method.Integer("bucket", 512);
-  const auto feedback = method.Integer("feedback", 1);
+  const auto bucket = spec.method.Integer("bucket", 512);
+  const auto feedback = spec.method.Integer("feedback", 1);
   DAD_RETURN_IF_ERROR(bucket.status());
   DAD_RETURN_IF_ERROR(feedback.status());
   if (bucket.value() < 1) return wrong("bucket must be 1 or more");
   return MakeForType<Int8Exchange>(spec, bucket.value(), feedback.value() != 0, env);
 }
+
+int64_t Int8ShareBytes(const TensorSpec& spec) { return NumElements(spec.shape); }
 
 }  // namespace dad
