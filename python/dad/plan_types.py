@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dad import compression as _methods
+from dad.kinds import KINDS, Kind
 
 ANY_ROWS = 2**62
 
@@ -144,7 +145,7 @@ class Costs:
 class Choice:
     """What travels as one request. `layers` are names, of a chain from the lowest to the top."""
 
-    kind: str  # dense, factor, low_rank, int8, qsgd, sparse
+    kind: str  # a row of kinds.py
     layers: tuple[str, ...]
     biases: tuple[str | None, ...]
     text: str  # the method, for the core
@@ -159,6 +160,17 @@ class Choice:
     fallback: bool = False  # the method that was asked for does not fit
     sparse: bool = False  # its gradient comes as torch's sparse tensor
     label: str = ""  # the method as a user knows it, where kind and text do not say it
+
+    def __post_init__(self) -> None:
+        if self.kind not in KINDS:
+            raise ValueError(
+                f'"{self.layers[0]}": its plan has the kind {self.kind!r}, which this version of dad does '
+                f"not have; there are {', '.join(KINDS)}"
+            )
+
+    @property
+    def row(self) -> Kind:
+        return KINDS[self.kind]
 
     def option(self, key: str) -> str:
         """An option of the method's text."""

@@ -27,6 +27,7 @@ from dad.basics import Average
 from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
 from dad.errors import MismatchError
+from dad.kinds import Sends
 from dad.link import measure_costs
 from dad.log import log
 from dad.planned_methods import warm_up_steps
@@ -39,8 +40,6 @@ from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
 _WANTS_PLAN, _NOT_FINITE, _TOO_LARGE, _RANK_SHIFT = 1, 2, 4, 8
-_BY_LAYER = ("factor", "low_rank", "sparse")
-_LOSSY = ("low_rank", "sparse", "int8", "qsgd")  # in units without loss scale
 _MOST_NOTES = 4096
 _NEVER = -1
 
@@ -445,9 +444,9 @@ _DENSE_WAY = "\t".join(["0", "0", "0", "0", "none"])
 
 def _way(choice: Choice) -> str:
     """A line for tf_ops/board.h."""
-    by_layer = choice.kind in _BY_LAYER
+    by_layer = choice.row.sends is Sends.LAYER
     as_rows = by_layer and choice.capture != "off"
-    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.kind in _LOSSY)]
+    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.row.lossy)]
     return "\t".join([*flags, str(min(choice.most_rows, 2**62)), choice.text])
 
 
