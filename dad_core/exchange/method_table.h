@@ -48,7 +48,7 @@ struct MethodRow {
   // shares of a whole model may fit into one batch, which would then start when backward has ended.
   int64_t dense_per_batch = 4;
 
-  DeviceMethod device;
+  DeviceMethod device = {};
 
   // Exchanges rows instead of gradients (ExchangesRows). Then it runs between all ranks, also where
   // there is a hierarchy of hosts.
