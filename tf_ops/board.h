@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/method.h"
 #include "dad/status.h"
 
 namespace dad_tensorflow {
@@ -26,7 +27,7 @@ struct Way {
   bool as_rows = false;   // by factors, where the graph has them
   int64_t most_rows = 0;  // with more of them this rank asks for a new plan
   bool keeps = false;     // what is kept between steps is kept without the loss scale
-  std::string method = "none";
+  dad::Method method;
 };
 
 // A weight, and the bias that may ride with it.

@@ -426,7 +426,7 @@ Status Exchange::AddFormed(const Way& way, const dad::TensorView& gradient,
 
 Status Exchange::AddPair(const Part& part, const PairWays& ways, Run* run) const {
   const bool by_layer = ways.weight.by_layer;
-  const bool sends_rows = ways.weight.method.starts_with("factor");
+  const bool sends_rows = dad::ExchangesRows(ways.weight.method);
   LayerInput layer;
   int64_t rows = 0;
   for (int i = 0; i < part.rows; ++i) {

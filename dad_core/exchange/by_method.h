@@ -19,7 +19,8 @@ constexpr DType DTypeOf() {
 }
 
 inline Status WrongMethod(const TensorSpec& spec, const std::string& what) {
-  return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method + "\": " + what);
+  return Status::InvalidArgument("\"" + spec.name + "\": method \"" + spec.method.text() +
+                                 "\": " + what);
 }
 
 // Ok for a sum or an average of a floating type; `subject` is what the method sends.

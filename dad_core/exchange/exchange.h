@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dad/device.h"
+#include "dad/method.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "linalg/cpu_level.h"
@@ -51,7 +52,7 @@ struct TensorSpec {
   int root = -1;  // rank within the group
   double prescale = 1.0;
   double postscale = 1.0;
-  std::string method = "none";
+  Method method;
   uint32_t stream = 0;  // with the name: whose state it is
   // The data goes from device to device: the exchange only agrees on the order (order.h).
   bool on_device = false;
@@ -204,6 +205,8 @@ Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice sli
 
 // Whether a method is computed on the device: the same on every rank.
 bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
+// And whether every rank has to: a rank whose tensors are elsewhere cannot take part.
+bool MustComputeOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
 // Whether this rank's contribution can be taken where it is; else it comes by way of the host,
 // which the exchange takes as well.
 bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env);
@@ -213,5 +216,9 @@ bool IsElementwise(const TensorSpec& spec);
 
 // What goes on the wire for it, roughly: for the fuser, and the same on every rank.
 int64_t ExpectedBytes(const TensorSpec& spec);
+
+// How much of a batch a tensor fills that cannot be cut. With a method more than its bytes on the
+// wire, where the gradient that they stand for is large (MethodRow::dense_per_batch).
+int64_t FusedBytes(const TensorSpec& spec);
 
 }  // namespace dad

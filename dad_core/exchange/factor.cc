@@ -393,18 +393,20 @@ Status CheckChain(const TensorSpec& spec, const std::vector<LayerShape>& layers)
 
 }  // namespace
 
-int64_t FactorBytes(const MethodText& method, DType dtype) {
+int64_t FactorShareBytes(const TensorSpec& spec) {
+  const Method& method = spec.method;
   const int64_t rows = method.Integer("rows", 0).ok() ? method.Integer("rows", 0).value() : 0;
   int64_t values = method.layers().empty() ? 0 : rows * method.layers().back().out;
   for (const LayerShape& layer : method.layers()) {
     values += layer.pass ? rows * layer.in / 32 : rows * layer.in;
   }
-  return values * (method.Text("wire", "fp32") == "bf16" ? 2 : static_cast<int64_t>(SizeOf(dtype)));
+  return values *
+         (method.Text("wire", "fp32") == "bf16" ? 2 : static_cast<int64_t>(SizeOf(spec.dtype)));
 }
 
 Result<std::unique_ptr<Exchange>> MakeFactorExchange(const TensorSpec& spec,
-                                                     const MethodText& method,
                                                      const ExchangeEnv& env) {
+  const Method& method = spec.method;
   DAD_RETURN_IF_ERROR(CheckChain(spec, method.layers()));
   const bool bf16 = method.Text("wire", "fp32") == "bf16";
   return MakeForType<FactorExchange>(spec, method.layers(), bf16, env);

@@ -24,15 +24,13 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 Result<std::unique_ptr<Exchange>> MakeFactorExchange(const TensorSpec& spec,
-                                                     const MethodText& method,
                                                      const ExchangeEnv& env);
 
 // Bytes that a rank with `rows` rows (an option of the method) sends to one peer.
-int64_t FactorBytes(const MethodText& method, DType dtype);
+int64_t FactorShareBytes(const TensorSpec& spec);
 
 }  // namespace dad

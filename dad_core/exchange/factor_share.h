@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "dad/contribution.h"
+#include "dad/method.h"
 #include "dad/status.h"
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 #include "exchange/share_io.h"
 
 namespace dad {

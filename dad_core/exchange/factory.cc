@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <string>
 
 #include "exchange/adasum.h"
@@ -7,22 +8,12 @@
 #include "exchange/dense.h"
 #include "exchange/dense_ring.h"
 #include "exchange/device/bench.h"
-#include "exchange/device/factor.h"
-#include "exchange/device/int8.h"
-#include "exchange/device/low_rank.h"
-#include "exchange/device/qsgd.h"
-#include "exchange/device/sparse.h"
 #include "exchange/device/transfer.h"
 #include "exchange/exchange.h"
-#include "exchange/factor.h"
 #include "exchange/gather.h"
-#include "exchange/int8.h"
-#include "exchange/low_rank.h"
-#include "exchange/method.h"
+#include "exchange/method_table.h"
 #include "exchange/order.h"
-#include "exchange/qsgd.h"
 #include "exchange/reduce_scatter.h"
-#include "exchange/sparse.h"
 
 namespace dad {
 namespace {
@@ -47,76 +38,72 @@ Result<std::unique_ptr<Exchange>> MakeAllReduce(const TensorSpec& spec, Slice sl
 }
 
 Result<std::unique_ptr<Exchange>> MakeByMethod(const TensorSpec& spec, const ExchangeEnv& env) {
-  const Result<MethodText> method = MethodText::Parse(spec.method);
-  if (!method.ok()) return method.status();
-  const std::string& name = method.value().name();
+  const Result<const MethodRow*> row = RowOf(spec.method);
+  if (!row.ok()) return Refuse(spec, row.status().message());
   if (spec.kind != OpKind::kAllReduce) {
-    return Refuse(spec, "method \"" + name + "\" is for allreduce only");
+    return Refuse(spec, "method \"" + spec.method.name() + "\" is for allreduce only");
   }
-  if (ComputesOnDevice(spec, env)) {
-    if (name == "sparse") return MakeDeviceSparseExchange(spec, method.value(), env);
-    if (name == "int8") return MakeDeviceInt8Exchange(spec, method.value(), env);
-    if (name == "qsgd") return MakeDeviceQsgdExchange(spec, method.value(), env);
-    if (name == "factor") return MakeDeviceFactorExchange(spec, method.value(), env);
-    if (name == "low_rank") return MakeDeviceLowRankExchange(spec, method.value(), env);
+  return ComputesOnDevice(spec, env) ? row.value()->device.make(spec, env)
+                                     : row.value()->make(spec, env);
+}
+
+// How the spec's method is computed on a device; null: it is not, or there is none.
+const DeviceMethod* OnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
+  if (env.bench == nullptr || spec.device != DeviceType::kCuda || spec.on_device ||
+      spec.kind != OpKind::kAllReduce || spec.method.none()) {
+    return nullptr;
   }
-  if (name == "factor") return MakeFactorExchange(spec, method.value(), env);
-  if (name == "low_rank") return MakeLowRankExchange(spec, method.value(), env);
-  if (name == "int8") return MakeInt8Exchange(spec, method.value(), env);
-  if (name == "sparse") return MakeSparseExchange(spec, method.value(), env);
-  if (name == "qsgd") return MakeQsgdExchange(spec, method.value(), env);
-  return Refuse(spec, "unknown method \"" + spec.method + "\"");
+  const Result<const MethodRow*> row = RowOf(spec.method);
+  if (!row.ok()) return nullptr;
+  const DeviceMethod& device = row.value()->device;
+  if (device.make == nullptr) return nullptr;
+  return device.can_make == nullptr || device.can_make(spec, env) ? &device : nullptr;
 }
 
 }  // namespace
 
 bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
-  if (env.bench == nullptr || spec.device != DeviceType::kCuda || spec.on_device ||
-      spec.kind != OpKind::kAllReduce) {
-    return false;
-  }
-  const Result<MethodText> method = MethodText::Parse(spec.method);
-  if (!method.ok()) return false;
-  const std::string& name = method.value().name();
-  return name == "int8" || name == "qsgd" || (name == "sparse" && SparseOnDevice(method.value())) ||
-         FactorOnDevice(spec, method.value(), env) || LowRankOnDevice(spec, method.value(), env);
+  return OnDevice(spec, env) != nullptr;
+}
+
+bool MustComputeOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
+  const DeviceMethod* const device = OnDevice(spec, env);
+  return device != nullptr && device->on_all_ranks;
 }
 
 bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env) {
-  if (!ComputesOnDevice(spec, env) || mine.input.device_index != env.bench->device()) return false;
-  if (spec.method.starts_with("factor") || spec.method.starts_with("low_rank")) return true;
-  if (spec.method.starts_with("sparse")) return SparseTakesFromDevice(spec, mine, env);
-  // One tensor in, one out.
+  const DeviceMethod* const device = OnDevice(spec, env);
+  if (device == nullptr || mine.input.device_index != env.bench->device()) return false;
+  if (device->on_all_ranks) return true;
+  if (device->takes != nullptr) return device->takes(spec, mine, env);
   return spec.dtype == DType::kFloat64 ? IsNear<double>(mine.input) && IsNear<double>(mine.output)
                                        : IsNear<float>(mine.input) && IsNear<float>(mine.output);
 }
 
 bool IsElementwise(const TensorSpec& spec) {
   return !spec.on_device && spec.kind == OpKind::kAllReduce && spec.op != ReduceOp::kAdasum &&
-         spec.method == "none";
+         spec.method.none();
 }
 
 int64_t ExpectedBytes(const TensorSpec& spec) {
   const int64_t dense = NumElements(spec.shape) * static_cast<int64_t>(SizeOf(spec.dtype));
-  if (spec.method == "none") return dense;
-  const Result<MethodText> method = MethodText::Parse(spec.method);
-  if (!method.ok()) return dense;
-  const std::string& name = method.value().name();
-  if (name == "low_rank") return LowRankBytes(method.value(), spec.dtype);
-  if (name == "int8") return NumElements(spec.shape);
-  if (name == "sparse") return SparseShareBytes(spec, method.value());
-  if (name == "qsgd") {
-    const auto bits = method.value().Integer("bits", 4);
-    if (bits.ok()) return QsgdShareBytes(NumElements(spec.shape), static_cast<int>(bits.value()));
-  }
-  if (name == "factor") return FactorBytes(method.value(), spec.dtype);
-  return dense;
+  if (spec.method.none()) return dense;
+  const Result<const MethodRow*> row = RowOf(spec.method);
+  const bool known = row.ok() && row.value()->share_bytes != nullptr;
+  return known ? row.value()->share_bytes(spec) : dense;
+}
+
+int64_t FusedBytes(const TensorSpec& spec) {
+  const int64_t dense = NumElements(spec.shape) * static_cast<int64_t>(SizeOf(spec.dtype));
+  const MethodRow* const row = spec.method.none() ? nullptr : FindMethod(spec.method);
+  if (row == nullptr) return dense;
+  return std::max(ExpectedBytes(spec), dense / row->dense_per_batch);
 }
 
 Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice slice,
                                                int64_t batch_bytes, const ExchangeEnv& env) {
   if (spec.on_device) return MakeOrderExchange(spec, env);
-  if (spec.method != "none") return MakeByMethod(spec, env);
+  if (!spec.method.none()) return MakeByMethod(spec, env);
   switch (spec.kind) {
     case OpKind::kAllReduce: return MakeAllReduce(spec, slice, batch_bytes, env);
     case OpKind::kAllGather: return MakeGatherExchange(spec);

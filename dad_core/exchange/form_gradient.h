@@ -3,7 +3,7 @@
 #pragma once
 
 #include "dad/contribution.h"
-#include "exchange/method.h"
+#include "dad/method.h"
 
 namespace dad {
 

@@ -68,9 +68,9 @@ class Int8Exchange final : public Exchange {
   }
 
   Status Finish() override {
-    if (feedback_ && !any_not_finite_) {
-      state_->owner_residual = std::move(owner_left_);
-      state_->applied = std::move(applied_);
+    if (!any_not_finite_) {
+      state_->owner.Commit();
+      if (feedback_) state_->applied = std::move(applied_);
     }
     if (step_.mine == nullptr) return Status::Ok();
     if (step_.report != nullptr) {
@@ -79,8 +79,8 @@ class Int8Exchange final : public Exchange {
     }
     if (any_not_finite_) {
       std::fill(output_.begin(), output_.end(), std::numeric_limits<T>::quiet_NaN());
-    } else if (feedback_ && state_->finite) {
-      for (size_t i = 0; i < state_->sent.size(); ++i) state_->residual[i] = state_->sent[i];
+    } else {
+      state_->rank.Commit();
     }
     state_->submit_id = 0;
     ConvertFrom(output_.data(), step_.mine->output);
@@ -103,34 +103,22 @@ class Int8Exchange final : public Exchange {
     auto found = StateOf<Int8State<T>>(spec_, env_, make);
     if (!found.ok()) return found.status();
     state_ = std::move(found).value();
-    const auto count = static_cast<size_t>(count_);
-    const auto piece = static_cast<size_t>(PieceSize(group_.rank));
-    if (state_->residual.empty()) state_->residual.assign(count, T(0));
-    if (state_->owner_residual.empty()) state_->owner_residual.assign(piece, T(0));
-    if (state_->residual.size() == count && state_->owner_residual.size() == piece) {
-      return Status::Ok();
-    }
-    return Status::InvalidArgument("\"" + spec_.name + "\": a saved residual of " +
-                                   std::to_string(state_->residual.size()) +
-                                   " elements does not fit " + std::to_string(count_));
+    Status fits = state_->rank.Fit(count_, feedback_);
+    if (fits.ok()) fits = state_->owner.Fit(PieceSize(group_.rank), feedback_);
+    if (fits.ok()) return fits;
+    return Status::InvalidArgument("\"" + spec_.name + "\": " + fits.message());
   }
 
-  // `sent` becomes the new residual, which counts once the step is over.
   void Quantise() {
-    const auto count = static_cast<size_t>(count_);
-    std::vector<T>& work = state_->sent;
-    work.resize(count);
+    const std::span<T> work = state_->rank.Values();
     ConvertTo(step_.mine->input, work.data());
-    const T scale = static_cast<T>(step_.mine->scale * spec_.prescale);
-    for (size_t i = 0; i < count; ++i) {
-      work[i] = work[i] * scale + (feedback_ ? state_->residual[i] : T(0));
-    }
+    state_->rank.Add(static_cast<T>(step_.mine->scale * spec_.prescale));
     T poison = 0;
     for (T value : work) poison += value * T(0);
     state_->finite = poison == T(0);
     state_->bytes.assign(EncodedBegin(group_.size), std::byte{0});
     if (!state_->finite) return;
-    std::vector<T> decoded(count);
+    std::vector<T> decoded(work.size());
     for (int p = 0; p < group_.size; ++p) {
       QuantiseInt8<T>(work.data() + PieceBegin(p), PieceSize(p), bucket_,
                       std::span(state_->bytes).subspan(EncodedBegin(p), EncodedSize(p)),
@@ -138,12 +126,13 @@ class Int8Exchange final : public Exchange {
     }
     own_piece_.assign(decoded.begin() + PieceBegin(group_.rank),
                       decoded.begin() + PieceBegin(group_.rank + 1));
-    for (size_t i = 0; i < count; ++i) work[i] -= decoded[i];
+    state_->rank.Leave(decoded);
   }
 
   Status Reduce(std::span<const ByteSpan> shares) {
     const int64_t count = PieceSize(group_.rank);
-    std::vector<T> sum(static_cast<size_t>(count), T(0));
+    const std::span<T> sum = state_->owner.Values();
+    std::fill(sum.begin(), sum.end(), T(0));
     for (int r = 0; r < group_.size; ++r) {
       const ByteSpan share = shares[static_cast<size_t>(r)];
       if (group_.Joined(r) || count == 0) continue;
@@ -166,23 +155,18 @@ class Int8Exchange final : public Exchange {
       return Status::Ok();
     }
     const T weight = spec_.op == ReduceOp::kAverage ? T(1) / static_cast<T>(group_.size) : T(1);
-    for (size_t i = 0; i < sum.size(); ++i) {
-      sum[i] = sum[i] * weight + (feedback_ ? state_->owner_residual[i] : T(0));
-    }
+    state_->owner.Add(weight);
     T* applied = output_.data() + PieceBegin(group_.rank);
     QuantiseInt8<T>(sum.data(), count, bucket_, std::span(result_).subspan(1), applied);
     // Both count when the step is over: on devices an owner may still refuse it.
-    if (feedback_) {
-      applied_.assign(applied, applied + count);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] -= applied[i];
-      owner_left_ = std::move(sum);
-    }
+    applied_.assign(applied, applied + count);
+    state_->owner.Leave(applied_);
     Scale(applied, count);
     return Status::Ok();
   }
 
   // What our own bytes decode to: a step begun again has them no more.
-  void AddOwnPiece(std::vector<T>& sum) {
+  void AddOwnPiece(std::span<T> sum) {
     if (own_piece_.size() != sum.size()) {
       own_piece_.resize(sum.size());
       const std::span<const std::byte> bytes =
@@ -224,7 +208,6 @@ class Int8Exchange final : public Exchange {
   StepInput step_;
   std::shared_ptr<Int8State<T>> state_;
   std::vector<T> own_piece_;
-  std::vector<T> owner_left_;  // of this rank's piece, as the next
   std::vector<T> applied_;
   std::vector<std::byte> result_;
   std::vector<T> output_;
@@ -234,16 +217,17 @@ class Int8Exchange final : public Exchange {
 
 }  // namespace
 
-Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env) {
+Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const ExchangeEnv& env) {
   auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   DAD_RETURN_IF_ERROR(CheckSummable(spec, "int8"));
-  const auto bucket = method.Integer("bucket", 512);
-  const auto feedback = method.Integer("feedback", 1);
+  const auto bucket = spec.method.Integer("bucket", 512);
+  const auto feedback = spec.method.Integer("feedback", 1);
   DAD_RETURN_IF_ERROR(bucket.status());
   DAD_RETURN_IF_ERROR(feedback.status());
   if (bucket.value() < 1) return wrong("bucket must be 1 or more");
   return MakeForType<Int8Exchange>(spec, bucket.value(), feedback.value() != 0, env);
 }
+
+int64_t Int8ShareBytes(const TensorSpec& spec) { return NumElements(spec.shape); }
 
 }  // namespace dad

@@ -14,11 +14,11 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
-Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env);
+Result<std::unique_ptr<Exchange>> MakeInt8Exchange(const TensorSpec& spec, const ExchangeEnv& env);
+
+int64_t Int8ShareBytes(const TensorSpec& spec);
 
 }  // namespace dad

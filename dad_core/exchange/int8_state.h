@@ -4,13 +4,11 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
-#include <utility>
 #include <vector>
 
 #include "codec/int_quantise.h"
-#include "exchange/by_method.h"
 #include "exchange/exchange.h"
+#include "exchange/feedback.h"
 #include "exchange/state_store.h"
 
 namespace dad {
@@ -45,45 +43,27 @@ template <typename T>
 class Int8State final : public ExchangeState {
  public:
   void Export(std::vector<StateTensor>& out) override {
-    Save("rank_residual", residual, out);
-    Save("owner_residual", owner_residual, out);
+    rank.Save("rank_residual", out);
+    owner.Save("owner_residual", out);
   }
   Status Import(const std::vector<StateTensor>& tensors) override {
     for (const StateTensor& tensor : tensors) {
-      const auto count = static_cast<size_t>(NumElements(tensor.shape));
-      if (tensor.dtype != DTypeOf<T>() || tensor.bytes.size() != count * sizeof(T)) {
-        return Status::InvalidArgument("a saved " + tensor.name + " has another type");
-      }
-      std::vector<T>& values = tensor.name == "rank_residual" ? residual : owner_residual;
-      values.resize(count);
-      if (count > 0) std::memcpy(values.data(), tensor.bytes.data(), tensor.bytes.size());
+      DAD_RETURN_IF_ERROR((tensor.name == "rank_residual" ? rank : owner).Load(tensor));
     }
     return Status::Ok();
   }
   void ReturnLast() override {
-    for (size_t i = 0; i < applied.size() && i < owner_residual.size(); ++i) {
-      owner_residual[i] += applied[i];
-    }
+    owner.Return(applied);
     applied.clear();
   }
 
-  std::vector<T> residual;
-  std::vector<T> owner_residual;  // of this rank's piece
-  std::vector<T> applied;         // M of this rank's piece in the last step
+  Feedback<T> rank;        // E_w
+  Feedback<T> owner;       // E_o, of this rank's piece
+  std::vector<T> applied;  // M of this rank's piece in the last step
   // Of a step that was begun and may be begun again.
   uint64_t submit_id = 0;
   bool finite = true;
   std::vector<std::byte> bytes;  // all pieces, one after the other
-  std::vector<T> sent;           // what they decode to
-
- private:
-  static void Save(const char* name, const std::vector<T>& values, std::vector<StateTensor>& out) {
-    if (values.empty()) return;
-    StateTensor tensor{name, DTypeOf<T>(), {static_cast<int64_t>(values.size())}, {}};
-    tensor.bytes.resize(values.size() * sizeof(T));
-    std::memcpy(tensor.bytes.data(), values.data(), tensor.bytes.size());
-    out.push_back(std::move(tensor));
-  }
 };
 
 }  // namespace dad

@@ -469,20 +469,20 @@ class LowRankExchange final : public Exchange {
 
 }  // namespace
 
-int64_t LowRankBytes(const MethodText& method, DType dtype) {
+int64_t LowRankShareBytes(const TensorSpec& spec) {
+  const Method& method = spec.method;
   const auto wire = ParseWire(method.Text("wire", "int4"));
   const auto rank = method.Integer("rank", 4);
   if (!wire.ok() || !rank.ok() || method.layers().empty()) return 0;
   const LayerShape& layer = method.layers()[0];
   return static_cast<int64_t>(
-      EncodedBytes(wire.value(), rank.value(), layer.out, dtype) +
-      EncodedBytes(wire.value(), rank.value(), layer.in + (layer.bias ? 1 : 0), dtype));
+      EncodedBytes(wire.value(), rank.value(), layer.out, spec.dtype) +
+      EncodedBytes(wire.value(), rank.value(), layer.in + (layer.bias ? 1 : 0), spec.dtype));
 }
 
 Result<std::unique_ptr<Exchange>> MakeLowRankExchange(const TensorSpec& spec,
-                                                      const MethodText& method,
                                                       const ExchangeEnv& env) {
-  const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
+  const Result<LowRankSettings> settings = ParseLowRankSettings(spec);
   if (!settings.ok()) return settings.status();
   return MakeForType<LowRankExchange>(spec, settings.value(), env);
 }

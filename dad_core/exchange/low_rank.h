@@ -23,15 +23,13 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 Result<std::unique_ptr<Exchange>> MakeLowRankExchange(const TensorSpec& spec,
-                                                      const MethodText& method,
                                                       const ExchangeEnv& env);
 
 // Bytes of one set of factors.
-int64_t LowRankBytes(const MethodText& method, DType dtype);
+int64_t LowRankShareBytes(const TensorSpec& spec);
 
 }  // namespace dad

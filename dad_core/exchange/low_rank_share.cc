@@ -8,7 +8,8 @@
 
 namespace dad {
 
-Result<LowRankSettings> ParseLowRankSettings(const TensorSpec& spec, const MethodText& method) {
+Result<LowRankSettings> ParseLowRankSettings(const TensorSpec& spec) {
+  const Method& method = spec.method;
   auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   LowRankSettings settings;
   if (method.layers().size() != 1) return wrong("expected one layer");

@@ -6,10 +6,10 @@
 #include <cstdint>
 
 #include "codec/factor_wire.h"
+#include "dad/method.h"
 #include "dad/status.h"
 #include "exchange/exchange.h"
 #include "exchange/low_rank_state.h"
-#include "exchange/method.h"
 #include "linalg/low_rank.h"
 
 namespace dad {
@@ -31,7 +31,7 @@ struct LowRankSettings {
 constexpr uint8_t kLowRankNotFinite = 1;
 constexpr uint8_t kLowRankReplan = 2;
 
-Result<LowRankSettings> ParseLowRankSettings(const TensorSpec& spec, const MethodText& method);
+Result<LowRankSettings> ParseLowRankSettings(const TensorSpec& spec);
 
 // Where the random start of a side (1: a rank's, 2: the owner's) begins.
 uint64_t LowRankSeed(const LowRankSettings& settings, uint64_t side);

@@ -137,12 +137,11 @@ Status QsgdState::Import(const std::vector<StateTensor>& tensors) {
   return Status::Ok();
 }
 
-Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env) {
+Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const ExchangeEnv& env) {
   auto wrong = [&](const std::string& what) { return WrongMethod(spec, what); };
   DAD_RETURN_IF_ERROR(CheckSummable(spec, "qsgd"));
-  const auto bits = method.Integer("bits", 4);
-  const auto seed = method.Integer("seed", 0);
+  const auto bits = spec.method.Integer("bits", 4);
+  const auto seed = spec.method.Integer("seed", 0);
   DAD_RETURN_IF_ERROR(bits.status());
   DAD_RETURN_IF_ERROR(seed.status());
   if (bits.value() < 1 || bits.value() > 8) return wrong("bits must be 1 to 8");
@@ -151,8 +150,10 @@ Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const
   return MakeForType<QsgdExchange>(spec, number, key, env);
 }
 
-int64_t QsgdShareBytes(int64_t count, int bits) {
-  return 1 + static_cast<int64_t>(QsgdBytes(count, bits));
+int64_t QsgdShareBytes(const TensorSpec& spec) {
+  const auto bits = spec.method.Integer("bits", 4);
+  const int known = bits.ok() ? static_cast<int>(bits.value()) : 8;
+  return 1 + static_cast<int64_t>(QsgdBytes(NumElements(spec.shape), known));
 }
 
 }  // namespace dad

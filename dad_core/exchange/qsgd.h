@@ -25,15 +25,13 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 // Method: `qsgd;bits=4;seed=0`.
-Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env);
+Result<std::unique_ptr<Exchange>> MakeQsgdExchange(const TensorSpec& spec, const ExchangeEnv& env);
 
 // Of one share.
-int64_t QsgdShareBytes(int64_t count, int bits);
+int64_t QsgdShareBytes(const TensorSpec& spec);
 
 }  // namespace dad

@@ -545,19 +545,25 @@ class SparseExchange final : public Exchange {
 }  // namespace
 
 Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
-                                                     const MethodText& method,
                                                      const ExchangeEnv& env) {
   DAD_RETURN_IF_ERROR(CheckSummable(spec, "sparse gradients"));
-  const Result<SparseSettings> settings = ParseSparseSettings(method);
+  const Result<SparseSettings> settings = ParseSparseSettings(spec.method);
   if (!settings.ok()) return WrongMethod(spec, settings.status().message());
   return MakeForType<SparseExchange>(spec, settings.value(), env);
 }
 
-int64_t SparseShareBytes(const TensorSpec& spec, const MethodText& method) {
+Result<Squares> SparseSquares(const Method& method) {
+  const Result<SparseSettings> settings = ParseSparseSettings(method);
+  if (!settings.ok()) return settings.status();
+  if (!settings.value().has_variance()) return Squares::kNone;
+  return settings.value().by_sample ? Squares::kOfSamples : Squares::kOfRows;
+}
+
+int64_t SparseShareBytes(const TensorSpec& spec) {
   // Before anything is known: one element in 32, at a byte and a half; top-k sends values, too.
   const int64_t count = NumElements(spec.shape);
-  if (method.Text("rule", "vgc") != "topk") return 16 + count / 32 * 3 / 2;
-  const auto ratio = method.Real("ratio", 0.01);
+  if (spec.method.Text("rule", "vgc") != "topk") return 16 + count / 32 * 3 / 2;
+  const auto ratio = spec.method.Real("ratio", 0.01);
   const double taken = ratio.ok() ? ratio.value() * static_cast<double>(count) : 0;
   return 16 + static_cast<int64_t>(taken * (1.5 + static_cast<double>(SizeOf(spec.dtype))));
 }

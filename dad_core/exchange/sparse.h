@@ -35,7 +35,7 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
+#include "exchange/method_table.h"
 
 namespace dad {
 
@@ -43,10 +43,12 @@ namespace dad {
 // `sparse;rule=vgc;alpha=1.0;zeta=0.999;variance=row;coding=rice;feedback=0;layer=OUTxIN:bias`. The
 // variance is over rows or over samples (contribution.h).
 Result<std::unique_ptr<Exchange>> MakeSparseExchange(const TensorSpec& spec,
-                                                     const MethodText& method,
                                                      const ExchangeEnv& env);
 
 // What a share will have, roughly.
-int64_t SparseShareBytes(const TensorSpec& spec, const MethodText& method);
+int64_t SparseShareBytes(const TensorSpec& spec);
+
+// vgc and vgc_strom need them.
+Result<Squares> SparseSquares(const Method& method);
 
 }  // namespace dad

@@ -5,7 +5,7 @@
 
 namespace dad {
 
-Result<SparseSettings> ParseSparseSettings(const MethodText& method) {
+Result<SparseSettings> ParseSparseSettings(const Method& method) {
   SparseSettings settings;
   auto wrong = [](const std::string& what) { return Status::InvalidArgument(what); };
   const std::string rule = method.Text("rule", "vgc");

@@ -4,8 +4,8 @@
 #include <cstdint>
 
 #include "codec/sparse_code.h"
+#include "dad/method.h"
 #include "dad/status.h"
-#include "exchange/method.h"
 
 namespace dad {
 
@@ -33,6 +33,6 @@ struct SparseSettings {
 };
 
 // InvalidArgument, naming the option, unless all of them make sense.
-Result<SparseSettings> ParseSparseSettings(const MethodText& method);
+Result<SparseSettings> ParseSparseSettings(const Method& method);
 
 }  // namespace dad

@@ -405,7 +405,7 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
     traffic.seconds += seconds;
     traffic.recent.seconds += seconds;
   }
-  if (request.meta.method != "none") {
+  if (!request.meta.method.none()) {
     traffic.effective = request.report.effective;
     const StepReport& report = request.report;
     request.result_value = (report.replan ? kWantsPlan : 0) | (report.too_large ? kTooLarge : 0);

@@ -41,7 +41,7 @@ struct TensorTraffic {
   // Of these, since the name began to stand for this kind and method: a weight is broadcast and
   // warms up densely under the name of its gradient.
   OpKind kind = OpKind::kAllReduce;
-  std::string method;
+  Method method;
   RecentTraffic recent;
 };
 

@@ -12,11 +12,11 @@
 namespace dad {
 namespace {
 
-// By what ranks agree on, or else some would climb and others not. Exact factors go between all
-// ranks: rows cannot be added up, and they keep nothing.
+// Decided by what ranks agree on, so that all decide alike. Rows go between all ranks: a host
+// cannot add them up.
 bool Climbs(const Request& request) {
   return request.kind == OpKind::kAllReduce && request.process_set == 0 &&
-         !request.method.starts_with("factor") && request.op != ReduceOp::kAdasum;
+         !ExchangesRows(request.method) && request.op != ReduceOp::kAdasum;
 }
 
 // The steps of a request count as the request, as if there were none.

@@ -258,7 +258,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     request.terms = TermsOf(request_);
     request.process_set = leader_set_;
     const auto ranks = static_cast<double>(engine_.world().size);
-    if (request_.op == ReduceOp::kAverage && request_.method == "none") {
+    if (request_.op == ReduceOp::kAverage && request_.method.none()) {
       request.op = ReduceOp::kSum;
       request.postscale /= ranks;
     } else if (request_.op == ReduceOp::kAverage) {
@@ -378,7 +378,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       if (part == Part::kNone && request.op == ReduceOp::kSum) tensor.input = Zeros(piece.output);
       request.tensors.push_back(std::move(tensor));
     }
-    if (request_.method != "none") {
+    if (!request_.method.none()) {
       // What the method found: orphans have not heard it.
       verdict_[kValue] = part == Part::kResult ? verdict_[kValue] + 1 : 0;
       Contribution value;
@@ -392,7 +392,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   }
 
   void Reunited(const Ticket*) {
-    if (request_.method != "none") --verdict_[kValue];
+    if (!request_.method.none()) --verdict_[kValue];
     Finish(nullptr);
   }
 
@@ -568,7 +568,7 @@ void Hierarchy::AllHaveJoined() { agreed_->Clear(); }
 std::string Hierarchy::TermsOf(const Request& request) {
   std::ostringstream terms;
   terms << Name(request.op) << ", prescale " << request.prescale << ", postscale "
-        << request.postscale << ", method " << request.method;
+        << request.postscale << ", method " << request.method.text();
   return terms.str();
 }
 

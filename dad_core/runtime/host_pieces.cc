@@ -5,8 +5,7 @@
 #include <string>
 
 #include "exchange/form_gradient.h"
-#include "exchange/method.h"
-#include "exchange/sparse_settings.h"
+#include "exchange/method_table.h"
 #include "linalg/reduce.h"
 #include "util/aligned_buffer.h"
 
@@ -22,15 +21,15 @@ Status Wrong(const Request& request, const std::string& why) {
 // to be added up beside it.
 class Formed {
  public:
-  Status Form(const Request& request, const LayerShape& shape, const SparseSettings& sparse,
-              double scale, LayerInput& layer) {
+  Status Form(const Request& request, const LayerShape& shape, Squares squares, double scale,
+              LayerInput& layer) {
     LayerInput formed;
     formed.output = layer.output;
     formed.output_bias = layer.output_bias;
     formed.transposed = layer.transposed;
     formed.dense = New(layer.output, layer.output.dtype);
     if (shape.bias) formed.dense_bias = New(layer.output_bias, layer.output_bias.dtype);
-    if (sparse.has_variance()) {
+    if (squares != Squares::kNone) {
       const DType wide = layer.output.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
       formed.dense_square = New(layer.output, wide);
       if (shape.bias) formed.dense_bias_square = New(layer.output_bias, wide);
@@ -38,7 +37,7 @@ class Formed {
     if (request.tensors[0].input.device != DeviceType::kCpu) {
       return Wrong(request, "rows and weights on a device cannot be added up inside a host");
     }
-    FormGradient(shape, layer, scale, sparse.by_sample,
+    FormGradient(shape, layer, scale, squares == Squares::kOfSamples,
                  {formed.dense, formed.dense_bias, formed.dense_square, formed.dense_bias_square});
     layer = std::move(formed);
     return Status::Ok();
@@ -70,12 +69,11 @@ bool HasRows(const LayerInput& layer) {
   return !layer.rows.empty() || !layer.indexed.empty() || layer.dense.data == nullptr;
 }
 
-// A method's settings as far as they matter here; of others than sparse ones: nothing does.
-Result<SparseSettings> VarianceOf(const MethodText& method) {
-  if (method.name() == "sparse") return ParseSparseSettings(method);
-  SparseSettings none;
-  none.rule = SparseRule::kTopK;
-  return none;
+Result<Squares> SquaresOf(const Method& method) {
+  if (method.none()) return Squares::kNone;
+  const Result<const MethodRow*> row = RowOf(method);
+  if (!row.ok()) return row.status();
+  return row.value()->squares == nullptr ? Squares::kNone : row.value()->squares(method);
 }
 
 }  // namespace
@@ -86,11 +84,9 @@ Result<std::vector<HostPiece>> HostPiecesOf(Request& request) {
                  "only reductions in which the order does not matter go from host to host");
   }
   if (request.process_set != 0) return Wrong(request, "a hierarchy is for all ranks");
-  const Result<MethodText> method = MethodText::Parse(request.method);
-  if (!method.ok()) return Wrong(request, method.status().message());
-  const std::vector<LayerShape>& shapes = method.value().layers();
-  const Result<SparseSettings> sparse = VarianceOf(method.value());
-  if (!sparse.ok()) return Wrong(request, sparse.status().message());
+  const std::vector<LayerShape>& shapes = request.method.layers();
+  const Result<Squares> squares = SquaresOf(request.method);
+  if (!squares.ok()) return Wrong(request, squares.status().message());
   std::shared_ptr<Formed> formed = std::make_shared<Formed>();
   std::vector<HostPiece> pieces;
   for (Contribution& tensor : request.tensors) {
@@ -105,9 +101,9 @@ Result<std::vector<HostPiece>> HostPiecesOf(Request& request) {
         return Wrong(request, "its method does not say what its layers are");
       }
       // On a device the squares are those that were given.
-      const bool lacks_squares = sparse.value().has_variance() && on_host;
+      const bool lacks_squares = squares.value() != Squares::kNone && on_host;
       if (HasRows(layer) || tensor.scale != 1.0 || lacks_squares) {
-        DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], sparse.value(), tensor.scale, layer));
+        DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], squares.value(), tensor.scale, layer));
       }
       pieces.push_back({layer.dense, layer.output});
       if (layer.transposed) pieces.back().out = shapes[l].out;

@@ -3,8 +3,6 @@
 #include <algorithm>
 
 #include "exchange/dense_ring.h"
-#include "exchange/device/factor.h"
-#include "exchange/device/low_rank.h"
 #include "runtime/batch_id.h"
 #include "runtime/fuser.h"
 #include "runtime/timeline.h"
@@ -58,10 +56,8 @@ bool Lane::ComputesOnDevice(const RequestState& request) const {
 }
 
 bool Lane::MustComputeOnDevice(const RequestState& request) const {
-  const Result<MethodText> method = MethodText::Parse(request.meta.method);
-  if (!method.ok() || request.meta.tensors.empty()) return false;
-  const TensorSpec spec = SpecOf(request.meta, 0, ranks_);
-  return FactorOnDevice(spec, method.value(), env_) || LowRankOnDevice(spec, method.value(), env_);
+  if (request.meta.tensors.empty()) return false;
+  return dad::MustComputeOnDevice(SpecOf(request.meta, 0, ranks_), env_);
 }
 
 void Lane::Submit(std::shared_ptr<RequestState> request) {

@@ -139,7 +139,8 @@ void Negotiator::FailDifferentKinds(Decision& decision) {
       });
       if (mine != entries.end()) {
         const RequestMeta& meta = *(*mine)->metas[member];
-        const std::string compression = meta.kind == OpKind::kBarrier ? meta.terms : meta.method;
+        const std::string compression =
+            meta.kind == OpKind::kBarrier ? meta.terms : meta.method.text();
         values += (values.empty() ? "" : ", ") + (plans ? compression : Name(meta.kind)) +
                   " on rank " + std::to_string(members_[member]);
       } else if (!joined_[member]) {

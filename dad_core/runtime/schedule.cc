@@ -9,11 +9,6 @@
 namespace dad {
 namespace {
 
-// A batch of tensors that go by a method holds gradients of this many times the fusion size: by
-// factors, whose messages are so small that headers count, and by sparse methods.
-constexpr int64_t kDensePerBatch = 4;
-constexpr int64_t kSparseDensePerBatch = 1;
-
 bool NcclAdds(DType dtype) {
   return dtype != DType::kBool && dtype != DType::kInt16 && dtype != DType::kUint16;
 }
@@ -40,7 +35,7 @@ TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> gr
 }
 
 bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env) {
-  if (!env.device_collectives || meta.device != DeviceType::kCuda || meta.method != "none") {
+  if (!env.device_collectives || meta.device != DeviceType::kCuda || !meta.method.none()) {
     return false;
   }
   switch (meta.kind) {
@@ -87,13 +82,8 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key, const E
                   static_cast<int64_t>(SizeOf(tensor.dtype)),
                   IsElementwise(spec),
                   key};
-    if (meta.method != "none") {
-      // Also by the work that it makes: what a whole model sends by such a method may fit into one
-      // batch, which would then begin only when backward has ended.
-      const auto dense = static_cast<int64_t>(SizeOf(spec.dtype)) * NumElements(spec.shape);
-      const bool sparse = meta.method.starts_with("sparse;");
-      const int64_t per_batch = sparse ? kSparseDensePerBatch : kDensePerBatch;
-      item.elements = std::max(ExpectedBytes(spec), dense / per_batch);
+    if (!meta.method.none()) {
+      item.elements = FusedBytes(spec);
       item.element_bytes = 1;
     }
     items.push_back(item);

@@ -1,14 +1,13 @@
 #include "runtime/validate.h"
 
 #include <algorithm>
-#include <memory>
 #include <mutex>
 #include <numeric>
-#include <unordered_map>
+#include <string>
+#include <unordered_set>
 
 #include "dad/views.h"
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 namespace {
@@ -129,26 +128,23 @@ Status CheckDevices(const Request& request) {
   return status;
 }
 
-// The layers of methods that some exchange takes. Every step asks again, and to take a text apart
-// and to make an exchange of it takes longer than all the other checks.
-class KnownMethods {
+// The methods that an exchange has been made for. Every step asks again, and making an exchange
+// takes longer than all the other checks.
+class AcceptedMethods {
  public:
-  using Layers = std::shared_ptr<const std::vector<LayerShape>>;
-
-  Layers Find(const std::string& key) {
-    std::lock_guard lock(mutex_);
-    const auto found = layers_.find(key);
-    return found == layers_.end() ? nullptr : found->second;
+  bool Contains(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    return keys_.contains(key);
   }
-  void Add(const std::string& key, Layers layers) {
+  void Add(const std::string& key) {
     constexpr size_t kMost = 1 << 16;
-    std::lock_guard lock(mutex_);
-    if (layers_.size() >= kMost) layers_.clear();
-    layers_[key] = std::move(layers);
+    const std::lock_guard lock(mutex_);
+    if (keys_.size() >= kMost) keys_.clear();
+    keys_.insert(key);
   }
-  // All that an answer depends on.
+  // Everything that the answer depends on.
   static std::string KeyOf(const Request& request) {
-    std::string key = request.method;
+    std::string key = request.method.text();
     const TensorView& input = request.tensors[0].input;
     for (const int64_t part :
          {int64_t{static_cast<int>(request.op)}, int64_t{static_cast<int>(input.dtype)},
@@ -160,27 +156,21 @@ class KnownMethods {
 
  private:
   std::mutex mutex_;
-  std::unordered_map<std::string, Layers> layers_;
+  std::unordered_set<std::string> keys_;
 };
 
-KnownMethods& TheKnownMethods() {
-  static auto* methods = new KnownMethods;
+AcceptedMethods& TheAcceptedMethods() {
+  static auto* const methods = new AcceptedMethods;
   return *methods;
 }
 
 Status CheckMethod(const Request& request) {
   if (request.kind != OpKind::kAllReduce || request.tensors.size() != 1) {
-    return Wrong(request, "method \"" + request.method + "\" is for the allreduce of one tensor");
+    return Wrong(request,
+                 "method \"" + request.method.text() + "\" is for the allreduce of one tensor");
   }
-  const std::string key = KnownMethods::KeyOf(request);
-  KnownMethods::Layers known = TheKnownMethods().Find(key);
-  const bool is_new = known == nullptr;
-  if (is_new) {
-    Result<MethodText> parsed = MethodText::Parse(request.method);
-    if (!parsed.ok()) return Wrong(request, parsed.status().message());
-    known = std::make_shared<const std::vector<LayerShape>>(parsed.value().layers());
-  }
-  const std::vector<LayerShape>& layers = *known;
+  if (!request.method.status().ok()) return Wrong(request, request.method.status().message());
+  const std::vector<LayerShape>& layers = request.method.layers();
   const Contribution& mine = request.tensors[0];
   if (mine.layers.size() != layers.size()) {
     return Wrong(request, std::to_string(mine.layers.size()) + " layers given, the method has " +
@@ -199,8 +189,8 @@ Status CheckMethod(const Request& request) {
     return Wrong(request, "its layers have " + std::to_string(elements) + " elements, " +
                               std::to_string(mine.input.num_elements()) + " were announced");
   }
-  if (!is_new) return Status::Ok();
-  // Refuses what no exchange would take.
+  const std::string key = AcceptedMethods::KeyOf(request);
+  if (TheAcceptedMethods().Contains(key)) return Status::Ok();
   TensorSpec spec;
   spec.name = request.name;
   spec.op = request.op;
@@ -208,7 +198,7 @@ Status CheckMethod(const Request& request) {
   spec.shape = mine.input.shape;
   spec.method = request.method;
   DAD_RETURN_IF_ERROR(MakeExchange(spec, {}, 0, {}).status());
-  TheKnownMethods().Add(key, std::move(known));
+  TheAcceptedMethods().Add(key);
   return Status::Ok();
 }
 
@@ -233,7 +223,7 @@ Status Validate(const Request& request, int my_rank, std::span<const int> ranks,
                               " is not among the ranks of the process set");
   }
   DAD_RETURN_IF_ERROR(CheckDevices(request));
-  if (request.method != "none") return CheckMethod(request);
+  if (!request.method.none()) return CheckMethod(request);
   for (const Contribution& tensor : request.tensors) {
     if (request.kind == OpKind::kAllReduce && request.op == ReduceOp::kAdasum &&
         !IsFloating(tensor.input.dtype)) {

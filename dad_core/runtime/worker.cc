@@ -209,7 +209,7 @@ void Worker::SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& r
     if (request->device_index != mine) return on_another(mine);
     return lane.Submit(request);
   }
-  const bool by_method = request->meta.method != "none";
+  const bool by_method = !request->meta.method.none();
   if (by_method && lane.ComputesOnDevice(*request)) return lane.Submit(request);
   if (by_method && lane.MustComputeOnDevice(*request)) {
     return on_another(device_methods_.bench->device());

@@ -22,7 +22,7 @@ void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
   out.Value(static_cast<int32_t>(meta.root_rank));
   out.Value(meta.prescale);
   out.Value(meta.postscale);
-  out.Text(meta.method);
+  out.Text(meta.method.text());
   out.Text(meta.terms);
   out.Varint(meta.stream);
   out.Value(static_cast<uint8_t>((meta.recurring ? kRecurring : 0) |
@@ -126,10 +126,10 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
   if (a.root_rank != b.root_rank) {
     return differs("root rank", std::to_string(a.root_rank), std::to_string(b.root_rank));
   }
-  if (a.method != b.method) return differs("method", a.method, b.method);
+  if (a.method != b.method) return differs("method", a.method.text(), b.method.text());
   if (a.terms != b.terms) return differs("terms", a.terms, b.terms);
   // Whose state a method goes on with.
-  if (a.method != "none" && a.stream != b.stream) {
+  if (!a.method.none() && a.stream != b.stream) {
     return differs("stream", std::to_string(a.stream), std::to_string(b.stream));
   }
   if (a.prescale != b.prescale) {

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/method.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
@@ -26,7 +27,7 @@ struct RequestMeta {
   int root_rank = -1;
   double prescale = 1.0;
   double postscale = 1.0;
-  std::string method;
+  Method method;  // of another rank: possibly malformed
   std::string terms;
   uint32_t stream = 0;
   bool recurring = true;

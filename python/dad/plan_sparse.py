@@ -1,4 +1,4 @@
-"""Choices for methods that send some of a gradient's elements, and for qsgd.
+"""Choices for methods that send some of a gradient's elements.
 
 How many elements will be sent nobody knows beforehand: the bytes of a plan are those of a guess, except for
 topk. The core sends nothing of a tensor whose share came out larger than dense, and the plan after that
@@ -17,7 +17,6 @@ Sparse = _methods.Vgc | _methods.TopK | Threshold
 _VARIANCE = (_methods.Vgc, _methods.VgcStrom)
 # The part of the elements that is expected to be sent.
 _GUESS = {"vgc": 0.05, "vgc_strom": 0.01, "strom": 0.01}
-_QSGD_BUCKET = 512
 # Of a share: its length and flags; for each of its tensors e_max or tau, a count and Rice's k.
 _SHARE_HEAD = 8 + 1
 _TENSOR_HEAD = {"vgc": 2 + 2, "vgc_strom": 4 + 2, "strom": 4 + 2, "topk": 2}
@@ -132,23 +131,3 @@ def rice_bits(part: float) -> float:
     """Of a gap in Rice code, where this part of all elements is sent, anywhere."""
     gap = 1.0 / part - 1.0
     return min(k + 1 + gap / 2**k for k in range(32))
-
-
-def qsgd(layer: Layer, method: _methods.Qsgd, costs: Costs) -> Choice:
-    elements = layer.out * layer.columns
-    share = 1 + 4 * -(-elements // _QSGD_BUCKET) + -(-elements * method.bits // 8)
-    num_bytes = float((costs.size - 1) * share)
-    dense_bytes = costs.dense_bytes(layer)
-    if num_bytes >= dense_bytes:
-        why = f"its shares would take {num_bytes:.0f} bytes, dense takes {dense_bytes:.0f}"
-        return dense_choice(layer, costs, why, fallback=True)
-    return Choice(
-        kind="qsgd",
-        layers=(layer.name,),
-        biases=(None,),
-        text=f"qsgd;bits={method.bits};seed={costs.seed}",
-        why="asked for",
-        num_bytes=num_bytes,
-        seconds=costs.seconds(num_bytes, 0.0),
-        rows=layer.rows,
-    )

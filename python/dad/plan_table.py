@@ -123,7 +123,7 @@ def _planned_row(
         why = f"rides with {weight}"
     elif slot.name != first:
         why = f"in the chain that begins with {first}"
-    elif choice.kind == "sparse" and "effective" in measured:
+    elif choice.row.reports_part and "effective" in measured:
         why += f"; {100 * measured['effective']:.3g} % sent in the last step"
     sent = (choice.num_bytes, _measured_bytes(measured)) if slot.name == first else (0.0, None)
     row = _row(slot, share, method, why, *sent)

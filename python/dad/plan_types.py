@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dad import compression as _methods
+from dad.kinds import KINDS, Kind
 
 ANY_ROWS = 2**62
 
@@ -141,30 +142,12 @@ class Costs:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """How the frameworks handle the requests of some methods."""
-
-    by_layer: bool  # takes a layer, in factors or formed; else one tensor
-    lossy: bool  # keeps something between steps, in units without the loss scale
-
-
-KINDS = {
-    "dense": Kind(by_layer=False, lossy=False),
-    "factor": Kind(by_layer=True, lossy=False),
-    "low_rank": Kind(by_layer=True, lossy=True),
-    "sparse": Kind(by_layer=True, lossy=True),
-    "int8": Kind(by_layer=False, lossy=True),
-    "qsgd": Kind(by_layer=False, lossy=True),
-}
-
-
-@dataclass(frozen=True)
 class Choice:
     """What travels as one request. `layers` are names, of a chain from the lowest to the top.
 
-    Raises ValueError if its kind is not one of KINDS: no framework would know how to send it."""
+    Raises ValueError if its kind has no row in kinds.py: no framework would know how to send it."""
 
-    kind: str  # of KINDS
+    kind: str  # a row of kinds.py
     layers: tuple[str, ...]
     biases: tuple[str | None, ...]
     text: str  # the method, for the core
@@ -183,17 +166,13 @@ class Choice:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(
-                f'"{self.layers[0]}": a request of kind {self.kind!r} is not known; there are '
-                f"{', '.join(KINDS)} (KINDS in dad/plan_types.py)"
+                f'"{self.layers[0]}": its plan has the kind {self.kind!r}, which this version of dad does '
+                f"not have; there are {', '.join(KINDS)}"
             )
 
     @property
-    def by_layer(self) -> bool:
-        return KINDS[self.kind].by_layer
-
-    @property
-    def lossy(self) -> bool:
-        return KINDS[self.kind].lossy
+    def row(self) -> Kind:
+        return KINDS[self.kind]
 
     def option(self, key: str) -> str:
         """An option of the method's text."""

@@ -7,10 +7,7 @@ from typing import Any
 from dad import compression as _methods
 
 _BY_VARIANCE = (_methods.Vgc, _methods.VgcStrom)
-_PLANNED = (
-    *(_methods.Dad, _methods.Exact, _methods.RankDad, _methods.PowerSgd, _methods.Int8, _methods.Qsgd),
-    *(*_BY_VARIANCE, _methods.Strom, _methods.TopK, _methods.Auto),
-)
+_PLANNED = (_methods.Dad, _methods.Exact, _methods.Lossy)
 # auto's dense steps: the first gradients are the least like those that follow.
 _AUTO_WARM_UP = 5
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dad import compression as _methods
-from dad.plan_sparse import qsgd, sparse
+from dad.plan_sparse import sparse
 from dad.plan_types import ANY_ROWS, Choice, Costs, Layer, Link, Observation, Plan
 from dad.plan_types import dense_choice as _dense
 
@@ -92,7 +92,7 @@ def _plan_with_rank(layers: Sequence[Layer], costs: Costs, most_rank: int) -> Pl
 def _way_between_hosts(choice: Choice, costs: Costs) -> str:
     if choice.sparse:
         return ""
-    if choice.kind == "factor":
+    if choice.row.exchanges_rows:
         return "; between all ranks, since rows of a host cannot be added up"
     return f"; between {costs.size} hosts, after a sum inside each"
 
@@ -241,15 +241,13 @@ def _single(layer: Layer, costs: Costs, most_rank: int) -> Choice:
         return _low_rank(layer, layer.method, costs)
     if isinstance(layer.method, _methods.Auto):
         return replace(_low_rank(layer, _auto_rank_dad(layer, most_rank), costs), fallback=False)
-    if isinstance(layer.method, _methods.Int8):
-        return _int8(layer, layer.method, costs, "asked for")
-    if isinstance(layer.method, _methods.Qsgd):
-        return qsgd(layer, layer.method, costs)
+    if isinstance(layer.method, _methods.Quantiser):
+        return _quantised(layer, layer.method, costs, "asked for")
     if isinstance(layer.method, _methods.PowerSgd):
         return _power_sgd(layer, layer.method, costs)
     if isinstance(layer.method, _SPARSE):
         return sparse(layer, layer.method, costs)
-    raise ValueError(f'"{layer.name}": the planner does not know the method {layer.method.name}')
+    raise TypeError(f'"{layer.name}": there is no plan for {layer.method!r}')
 
 
 def _exact(layer: Layer, costs: Costs) -> Choice:
@@ -393,21 +391,21 @@ def _power_sgd(layer: Layer, method: _methods.PowerSgd, costs: Costs) -> Choice:
 def _rest(layer: Layer, method: _methods.RankDad, costs: Costs, why: str) -> Choice:
     if method.rest == "none":
         return _dense(layer, costs, f"{why}; rest=none", fallback=True)
-    return replace(_int8(layer, _methods.Int8(), costs, f"{why}: rest=int8"), fallback=True)
+    return replace(_quantised(layer, _methods.Int8(), costs, f"{why}: rest=int8"), fallback=True)
 
 
-def _int8(layer: Layer, method: _methods.Int8, costs: Costs, why: str) -> Choice:
-    elements = layer.out * layer.columns
-    buckets = -(-elements // method.bucket)
-    num_bytes = 2 * (costs.size - 1) / costs.size * (elements + 4 * buckets + costs.size)
-    dense = _dense(layer, costs, f"{why}; too small to quantise", fallback=True)
+def _quantised(layer: Layer, method: _methods.Quantiser, costs: Costs, why: str) -> Choice:
+    num_bytes = method.bytes_sent(layer.out * layer.columns, costs.size)
+    dense = _dense(layer, costs, why, fallback=True)
     if num_bytes >= dense.num_bytes:
-        return dense
+        why += f"; {method.name} would take {num_bytes:.0f} bytes, dense takes {dense.num_bytes:.0f}"
+        return replace(dense, why=why)
+    text = method.core_text(costs.seed)
     return Choice(
-        kind="int8",
+        kind=text.partition(";")[0],
         layers=(layer.name,),
         biases=(None,),
-        text=f"int8;bucket={method.bucket};feedback={int(method.error_feedback)}",
+        text=text,
         why=why,
         num_bytes=num_bytes,
         seconds=costs.seconds(num_bytes, 0.0),
@@ -417,8 +415,4 @@ def _int8(layer: Layer, method: _methods.Int8, costs: Costs, why: str) -> Choice
 
 def describe(choice: Choice) -> str:
     """The method as a user knows it."""
-    if choice.kind == "factor":
-        return "edad" if len(choice.layers) > 1 else "dad"
-    if choice.kind == "sparse":
-        return choice.option("rule")
-    return choice.label or {"low_rank": "rank_dad"}.get(choice.kind, choice.kind)
+    return choice.row.label_of(choice)

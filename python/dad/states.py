@@ -14,38 +14,31 @@ v_w are zero.
     sum, low rank:        v_w = E_w + size * E_o        its owner's residual is that of the mean
     sum, int8:            v_w = E_w + E_o
 
-Sparse methods keep r in the place of E_w, and no E_o; vgc also v, the sum of squares that r² has to beat.
-What is carried over counts as one sample there, v = r²: it is not sent before gradients to come agree with
-it. Nothing else of a state is carried over: not the warm starts, not the averages that thresholds are made
-of, not the number of qsgd's step.
+How each kind of exchange keeps E_w and E_o is in kept.py. Nothing else of a state is carried over: not the
+warm starts, not the averages that thresholds are made of, not the number of qsgd's step.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dad.circle import Circle, Place, as_hosts
+from dad.kept import Shape, Tensors
 from dad.planner import Choice, Plan
-
-Tensors = dict[str, np.ndarray]
-Shape = tuple[int, ...]
 
 
 def keeps(choice: Choice) -> bool:
     """Whether the core keeps something between steps: gradients, a warm start, the number of the step by
     which qsgd rounds."""
-    return choice.lossy
+    return choice.row.lossy
 
 
 def keeps_gradients(choice: Choice) -> bool:
     """Whether what is not sent waits for a later step."""
-    if choice.kind == "sparse" and choice.option("rule") != "topk":
-        return True  # with feedback=0 what vgc rounds off is lost, but not what waits
-    return choice.kind in ("low_rank", "int8", "sparse") and choice.option("feedback") not in ("none", "0")
+    return choice.row.kept is not None and choice.row.kept.keeps_gradients(choice)
 
 
 def layout(choice: Choice, size: int) -> tuple[Any, ...]:
@@ -56,100 +49,17 @@ def layout(choice: Choice, size: int) -> tuple[Any, ...]:
 
 def shares(tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Place) -> Tensors:
     """v_w of the tensors of a request, from its state."""
-    (weight, bias), *_ = choice.own()
-    shape = shapes[weight]
-    if not keeps_gradients(choice):
+    if choice.row.kept is None or not choice.row.kept.keeps_gradients(choice):
         return {}
-    if choice.kind == "int8":
-        return {weight: _int8_share(tensors, choice, shape, place)}
-    if choice.kind == "sparse":
-        if "residual" not in tensors:
-            return {}
-        flat = tensors["residual"] / (place.size if place.average else 1)
-        names = [weight] if bias is None else [weight, bias]
-        ends = np.cumsum([math.prod(shapes[name]) for name in names])
-        parts = np.split(flat, ends[:-1])
-        return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}
-    rows = shape[0]
-    columns = math.prod(shape[1:]) + (bias is not None)
-    mine = _low_rank_residual(tensors, "rank_", rows, columns, bias is not None)
-    owned = _low_rank_residual(tensors, "owner_", rows, columns, bias is not None)
-    total = mine / place.size + owned if place.average else mine + place.size * owned
-    if bias is None:
-        return {weight: total.reshape(shape)}
-    return {weight: total[:, :-1].reshape(shape), bias: total[:, -1].reshape(shapes[bias])}
+    return choice.row.kept.shares(tensors, choice, shapes, place)
 
 
 def state(kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> Tensors:
     """The state of a request that has still to apply these shares."""
-    (weight, bias), *_ = choice.own()
-    parts = [kept.get(weight), kept.get(bias) if bias is not None else None]
-    if all(part is None for part in parts):
+    own = {name for pair in choice.own() for name in pair if name is not None}
+    if choice.row.kept is None or own.isdisjoint(kept):
         return {}
-    factor = place.size if place.average else 1
-    if choice.kind == "int8":
-        return {"rank_residual": (factor * parts[0]).astype(dtype).reshape(-1)}
-    rows, _, columns = choice.option("layer").partition(":")[0].partition("x")
-    matrix = np.zeros((int(rows), int(columns)), dtype) if parts[0] is None else parts[0].astype(dtype)
-    matrix = factor * matrix.reshape(int(rows), int(columns))
-    column = np.zeros(int(rows), dtype) if parts[1] is None else factor * parts[1].astype(dtype)
-    if choice.option("feedback") == "rows":
-        with_bias = matrix if bias is None else np.concatenate([matrix, column.reshape(-1, 1)], 1)
-        return _as_rows(with_bias)
-    flat = matrix.reshape(-1)
-    flat = flat if bias is None else np.concatenate([flat, column.reshape(-1)])
-    if choice.kind == "low_rank":
-        return {"rank_residual": flat}
-    if choice.option("rule") not in ("vgc", "vgc_strom"):
-        return {"residual": flat}
-    return {"residual": flat, "variance": np.minimum(flat * flat, np.finfo(dtype).max)}
-
-
-def _int8_share(tensors: Tensors, choice: Choice, shape: Shape, place: Place) -> np.ndarray:
-    total = np.zeros(math.prod(shape), _dtype(tensors))
-    if "rank_residual" in tensors:
-        total += tensors["rank_residual"] / (place.size if place.average else 1)
-    if "owner_residual" in tensors:
-        begin, end = int8_piece(total.size, int(choice.option("bucket")), place.size, place.rank)
-        total[begin:end] += tensors["owner_residual"]
-    return total.reshape(shape)
-
-
-def int8_piece(count: int, bucket: int, size: int, rank: int) -> tuple[int, int]:
-    """The elements that a rank owns: whole buckets, as dad_core/exchange/int8.cc cuts them."""
-    buckets = -(-count // bucket)
-    begin, end = (min(count, buckets * p // size * bucket) for p in (rank, rank + 1))
-    return begin, end
-
-
-def _low_rank_residual(tensors: Tensors, side: str, rows: int, columns: int, bias: bool) -> np.ndarray:
-    """E as a matrix, the bias its last column."""
-    total = np.zeros((rows, columns), _dtype(tensors))
-    if side + "residual" in tensors:
-        flat = tensors[side + "residual"]
-        total[:, : columns - bias] += flat[: rows * (columns - bias)].reshape(rows, columns - bias)
-        if bias:
-            total[:, -1] += flat[rows * (columns - 1) :]
-    if side + "pending_d" in tensors:  # was sent, and is subtracted with the next step's gradient
-        total -= tensors[side + "pending_d"].T @ tensors[side + "pending_a"]
-    if side + "rows_d" in tensors:
-        total += tensors[side + "rows_d"].T @ tensors[side + "rows_a"]
-    return total
-
-
-def _as_rows(matrix: np.ndarray) -> Tensors:
-    u, s, v = np.linalg.svd(matrix, full_matrices=False)
-    count = int((s > 0).sum())
-    if count == 0:
-        return {}
-    return {
-        "rank_rows_d": np.ascontiguousarray((u[:, :count] * s[:count]).T),
-        "rank_rows_a": np.ascontiguousarray(v[:count]),
-    }
-
-
-def _dtype(tensors: Tensors) -> np.dtype:
-    return next((tensor.dtype for tensor in tensors.values()), np.dtype(np.float32))
+    return choice.row.kept.state(kept, choice, place, dtype)
 
 
 # Checkpoints

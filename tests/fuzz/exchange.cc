@@ -8,7 +8,7 @@
 #include <memory>
 #include <random>
 
-#include "exchange/method.h"
+#include "dad/method.h"
 #include "exchange/state_store.h"
 #include "fuzz.h"
 
@@ -92,8 +92,7 @@ TensorSpec SpecOf(const Case& c) {
   spec.root = c.kind == OpKind::kBroadcast ? 1 : -1;
   if (HasLayers(c)) {
     int64_t count = 0;
-    const Result<MethodText> method = MethodText::Parse(c.method);
-    for (const LayerShape& layer : method.value().layers()) {
+    for (const LayerShape& layer : spec.method.layers()) {
       if (!layer.pass) count += layer.num_elements();
     }
     spec.shape = {count};
@@ -109,8 +108,7 @@ class Rank {
     const TensorSpec spec = SpecOf(c);
     if (HasLayers(c)) {
       mine_.input = TensorView{.dtype = c.dtype, .shape = spec.shape};
-      const Result<MethodText> method = MethodText::Parse(c.method);
-      AddLayers(c, method.value().layers());
+      AddLayers(c, spec.method.layers());
     } else {
       mine_.input = New(c.dtype, c.shape, -2);
       if (c.kind == OpKind::kAllReduce || c.kind == OpKind::kBroadcast) {

@@ -1,5 +1,5 @@
-// exchange/method.h: a text, and the exchange that it asks for.
-#include "exchange/method.h"
+// dad/method.h: a text, and the exchange that it asks for.
+#include "dad/method.h"
 
 #include "exchange/exchange.h"
 #include "exchange/state_store.h"
@@ -19,20 +19,18 @@ void Run(ByteSpan input) {
   spec.op = choices.OneOf(kOps);
   spec.shape = {static_cast<int64_t>(choices.Short())};
   const ByteSpan rest = choices.Rest();
-  spec.method.assign(reinterpret_cast<const char*>(rest.data()), rest.size());
+  spec.method = std::string(reinterpret_cast<const char*>(rest.data()), rest.size());
 
-  const Result<MethodText> method = MethodText::Parse(spec.method);
-  if (method.ok()) {
-    for (const char* key : {"rank", "owner", "rows", "tol", ""}) {
-      (void)method.value().Integer(key, 0);
-      (void)method.value().Real(key, 0);
-    }
-    for (const LayerShape& layer : method.value().layers()) {
-      Require(layer.num_elements() >= 0, "a layer with a negative number of elements");
-    }
+  for (const char* key : {"rank", "owner", "rows", "tol", ""}) {
+    (void)spec.method.Integer(key, 0);
+    (void)spec.method.Real(key, 0);
+  }
+  for (const LayerShape& layer : spec.method.layers()) {
+    Require(layer.num_elements() >= 0, "a layer with a negative number of elements");
   }
   (void)IsElementwise(spec);
   (void)ExpectedBytes(spec);
+  (void)FusedBytes(spec);
   StateStore states;
   ExchangeEnv env;
   env.states = &states;

@@ -384,15 +384,16 @@ class DeviceFactorExchange final : public Exchange {
 
 }  // namespace
 
-bool FactorOnDevice(const TensorSpec& spec, const MethodText& method, const ExchangeEnv& env) {
-  return env.device_products && spec.device == DeviceType::kCuda && method.name() == "factor" &&
-         method.layers().size() == 1 && !method.layers()[0].pass && spec.dtype != DType::kFloat64;
+bool FactorOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
+  const std::vector<LayerShape>& layers = spec.method.layers();
+  return env.device_products && layers.size() == 1 && !layers[0].pass &&
+         spec.dtype != DType::kFloat64;
 }
 
-std::unique_ptr<Exchange> MakeDeviceFactorExchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env) {
-  return std::make_unique<DeviceFactorExchange>(spec, method.layers(),
-                                                method.Text("wire", "fp32") == "bf16", env);
+Result<std::unique_ptr<Exchange>> MakeDeviceFactorExchange(const TensorSpec& spec,
+                                                           const ExchangeEnv& env) {
+  return std::unique_ptr<Exchange>(std::make_unique<DeviceFactorExchange>(
+      spec, spec.method.layers(), spec.method.Text("wire", "fp32") == "bf16", env));
 }
 
 }  // namespace dad

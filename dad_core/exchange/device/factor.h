@@ -9,14 +9,13 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 // Whether all ranks compute it on their devices.
-bool FactorOnDevice(const TensorSpec& spec, const MethodText& method, const ExchangeEnv& env);
+bool FactorOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
 
-std::unique_ptr<Exchange> MakeDeviceFactorExchange(const TensorSpec& spec, const MethodText& method,
-                                                   const ExchangeEnv& env);
+Result<std::unique_ptr<Exchange>> MakeDeviceFactorExchange(const TensorSpec& spec,
+                                                           const ExchangeEnv& env);
 
 }  // namespace dad

@@ -410,12 +410,11 @@ class DeviceInt8Exchange final : public Exchange {
 }  // namespace
 
 Result<std::unique_ptr<Exchange>> MakeDeviceInt8Exchange(const TensorSpec& spec,
-                                                         const MethodText& method,
                                                          const ExchangeEnv& env) {
-  Result<std::unique_ptr<Exchange>> on_host = MakeInt8Exchange(spec, method, env);
+  Result<std::unique_ptr<Exchange>> on_host = MakeInt8Exchange(spec, env);
   if (!on_host.ok()) return on_host.status();
-  return MakeForType<DeviceInt8Exchange>(spec, method.Integer("bucket", 512).value(),
-                                         method.Integer("feedback", 1).value() != 0, env,
+  return MakeForType<DeviceInt8Exchange>(spec, spec.method.Integer("bucket", 512).value(),
+                                         spec.method.Integer("feedback", 1).value() != 0, env,
                                          std::move(on_host).value());
 }
 

@@ -7,12 +7,10 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 Result<std::unique_ptr<Exchange>> MakeDeviceInt8Exchange(const TensorSpec& spec,
-                                                         const MethodText& method,
                                                          const ExchangeEnv& env);
 
 }  // namespace dad

@@ -2,9 +2,9 @@
 #pragma once
 
 #include "dad/contribution.h"
+#include "dad/method.h"
 #include "exchange/device/arena.h"
 #include "exchange/device/low_rank_side.h"
-#include "exchange/method.h"
 
 namespace dad {
 

@@ -384,20 +384,16 @@ class DeviceLowRankExchange final : public Exchange {
 
 }  // namespace
 
-bool LowRankOnDevice(const TensorSpec& spec, const MethodText& method, const ExchangeEnv& env) {
-  if (!env.device_products || spec.device != DeviceType::kCuda || spec.dtype == DType::kFloat64 ||
-      method.name() != "low_rank") {
-    return false;
-  }
-  const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
+bool LowRankOnDevice(const TensorSpec& spec, const ExchangeEnv& env) {
+  if (!env.device_products || spec.dtype == DType::kFloat64) return false;
+  const Result<LowRankSettings> settings = ParseLowRankSettings(spec);
   return settings.ok() && settings.value().feedback != Feedback::kRows &&
          settings.value().layer.out > 0 && settings.value().layer.in > 0;
 }
 
 Result<std::unique_ptr<Exchange>> MakeDeviceLowRankExchange(const TensorSpec& spec,
-                                                            const MethodText& method,
                                                             const ExchangeEnv& env) {
-  const Result<LowRankSettings> settings = ParseLowRankSettings(spec, method);
+  const Result<LowRankSettings> settings = ParseLowRankSettings(spec);
   if (!settings.ok()) return settings.status();
   if (settings.value().combine == LowRankCombine::kPower) {
     return MakeDevicePowerExchange(spec, settings.value(), env);

@@ -14,15 +14,13 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 // Whether all ranks compute it on their devices.
-bool LowRankOnDevice(const TensorSpec& spec, const MethodText& method, const ExchangeEnv& env);
+bool LowRankOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
 
 Result<std::unique_ptr<Exchange>> MakeDeviceLowRankExchange(const TensorSpec& spec,
-                                                            const MethodText& method,
                                                             const ExchangeEnv& env);
 
 }  // namespace dad

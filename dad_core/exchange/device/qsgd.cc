@@ -63,7 +63,7 @@ class DeviceQsgdExchange final : public Exchange {
     if (by_host_) return on_host_->Send(round, peer, out);
     if (!Travels(group_.rank, peer)) return Status::Ok();
     if (refusal_.there()) {
-      refusal_.Write(static_cast<size_t>(QsgdShareBytes(count_, bits_)), out);
+      refusal_.Write(static_cast<size_t>(QsgdShareBytes(spec_)), out);
       return Status::Ok();
     }
     // The size is known beforehand, so a flagged share is as long as any other.
@@ -73,7 +73,7 @@ class DeviceQsgdExchange final : public Exchange {
   }
 
   int64_t ReceiveBytes(int, int peer) const override {
-    return Travels(peer, group_.rank) ? QsgdShareBytes(count_, bits_) : 0;
+    return Travels(peer, group_.rank) ? QsgdShareBytes(spec_) : 0;
   }
 
   Status Receive(int round, std::span<const ByteSpan> shares) override {
@@ -212,13 +212,13 @@ class DeviceQsgdExchange final : public Exchange {
 }  // namespace
 
 Result<std::unique_ptr<Exchange>> MakeDeviceQsgdExchange(const TensorSpec& spec,
-                                                         const MethodText& method,
                                                          const ExchangeEnv& env) {
-  Result<std::unique_ptr<Exchange>> on_host = MakeQsgdExchange(spec, method, env);
+  Result<std::unique_ptr<Exchange>> on_host = MakeQsgdExchange(spec, env);
   if (!on_host.ok()) return on_host.status();
-  return MakeForType<DeviceQsgdExchange>(spec, static_cast<int>(method.Integer("bits", 4).value()),
-                                         static_cast<uint64_t>(method.Integer("seed", 0).value()),
-                                         env, std::move(on_host).value());
+  return MakeForType<DeviceQsgdExchange>(
+      spec, static_cast<int>(spec.method.Integer("bits", 4).value()),
+      static_cast<uint64_t>(spec.method.Integer("seed", 0).value()), env,
+      std::move(on_host).value());
 }
 
 }  // namespace dad

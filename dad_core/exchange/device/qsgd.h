@@ -6,12 +6,10 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 Result<std::unique_ptr<Exchange>> MakeDeviceQsgdExchange(const TensorSpec& spec,
-                                                         const MethodText& method,
                                                          const ExchangeEnv& env);
 
 }  // namespace dad

@@ -589,7 +589,7 @@ class DeviceSparseExchange final : public Exchange {
 };
 
 // Whether products of rows give all that the method wants of them.
-bool RowsMultiply(const LayerInput& layer, const MethodText& method) {
+bool RowsMultiply(const LayerInput& layer, const Method& method) {
   const bool by_sample =
       method.Text("variance", "row") == "sample" && method.Text("rule", "vgc") != "strom";
   for (const RowsSegment& segment : layer.rows) {
@@ -614,24 +614,24 @@ bool Near(const LayerInput& layer) {
 
 }  // namespace
 
-bool SparseOnDevice(const MethodText& method) { return method.Text("rule", "vgc") != "topk"; }
+bool SparseOnDevice(const TensorSpec& spec, const ExchangeEnv&) {
+  return spec.method.Text("rule", "vgc") != "topk";
+}
 
 bool SparseTakesFromDevice(const TensorSpec& spec, const Contribution& mine,
                            const ExchangeEnv& env) {
-  const Result<MethodText> method = MethodText::Parse(spec.method);
-  if (mine.layers.size() != 1 || !method.ok()) return false;
+  if (mine.layers.size() != 1) return false;
   const LayerInput& layer = mine.layers[0];
   if (!layer.indexed.empty() || layer.transposed) return false;
-  const bool multiplies = env.bench->has_products() && RowsMultiply(layer, method.value());
+  const bool multiplies = env.bench->has_products() && RowsMultiply(layer, spec.method);
   if (!layer.rows.empty() && !multiplies) return false;
   return spec.dtype == DType::kFloat64 ? Near<double>(layer) : Near<float>(layer);
 }
 
 Result<std::unique_ptr<Exchange>> MakeDeviceSparseExchange(const TensorSpec& spec,
-                                                           const MethodText& method,
                                                            const ExchangeEnv& env) {
-  const Result<SparseSettings> settings = ParseSparseSettings(method);
-  Result<std::unique_ptr<Exchange>> on_host = MakeSparseExchange(spec, method, env);
+  const Result<SparseSettings> settings = ParseSparseSettings(spec.method);
+  Result<std::unique_ptr<Exchange>> on_host = MakeSparseExchange(spec, env);
   if (!settings.ok() || !on_host.ok()) return on_host.status();
   return MakeForType<DeviceSparseExchange>(spec, settings.value(), env, std::move(on_host).value());
 }

@@ -16,17 +16,15 @@
 #include <memory>
 
 #include "exchange/exchange.h"
-#include "exchange/method.h"
 
 namespace dad {
 
 // vgc, vgc_strom and strom; top-k is computed on the host.
-bool SparseOnDevice(const MethodText& method);
+bool SparseOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
 bool SparseTakesFromDevice(const TensorSpec& spec, const Contribution& mine,
                            const ExchangeEnv& env);
 
 Result<std::unique_ptr<Exchange>> MakeDeviceSparseExchange(const TensorSpec& spec,
-                                                           const MethodText& method,
                                                            const ExchangeEnv& env);
 
 }  // namespace dad

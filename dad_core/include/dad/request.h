@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dad/contribution.h"
+#include "dad/method.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
 
@@ -47,8 +48,8 @@ struct Request {
   int root_rank = -1;  // global rank; broadcast only
   double prescale = 1.0;
   double postscale = 1.0;
-  int process_set = 0;          // 0: all ranks
-  std::string method = "none";  // canonical compression spec; part of what ranks must agree on
+  int process_set = 0;  // 0: all ranks
+  Method method;        // how the tensor is compressed; ranks must agree on its text
   // What else ranks must agree on, as text: it is compared and otherwise ignored. Of a barrier
   // where ranks meet that plan for a tensor of its name: their compression.
   std::string terms;

@@ -29,6 +29,7 @@ from dad.basics import Average
 from dad.circle import Circle, Place, as_hosts, circle_of
 from dad.compression import Exact
 from dad.errors import MismatchError, ReplicaError
+from dad.kinds import Sends
 from dad.link import measure_costs
 from dad.log import log
 from dad.plan_text import PRINTED_AFTER_STEPS
@@ -504,8 +505,9 @@ def _way(choice: Choice) -> str:
     """A line for tf_ops/board.h."""
     # Where no rank had rows there are none to wait for: a graph without them is what was planned for.
     comes_as_rows = choice.rows > 0 or choice.most_rows == 0
-    as_rows = choice.by_layer and choice.capture != "off" and comes_as_rows
-    flags = [str(int(flag)) for flag in (choice.by_layer, as_rows, choice.lossy)]
+    by_layer = choice.row.sends is Sends.LAYER
+    as_rows = by_layer and choice.capture != "off" and comes_as_rows
+    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.row.lossy)]
     return "\t".join([*flags, str(min(choice.most_rows, 2**62)), choice.text])
 
 

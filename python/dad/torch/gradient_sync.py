@@ -57,7 +57,7 @@ from dad.torch.batch_weight import BatchWeight
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import compressor
 from dad.torch.functions import allgather_object
-from dad.torch.layer_units import DenseUnit, LayerUnit, QuantisedUnit, Unit
+from dad.torch.layer_units import DenseUnit, LayerUnit, Unit, make_unit
 from dad.torch.naming import Named, describe
 from dad.torch.observe import layers_of, observe, observing_mode
 from dad.torch.replicas import CURES, dense
@@ -300,7 +300,7 @@ class GradientSync:
         """Whether the passes of a step are samples, for what comes formed."""
         if not looks_at_variance(slot.method):
             return False
-        by_plan = any(unit.choice is not None and unit.choice.kind == "sparse" for unit in slot.units)
+        by_plan = any(unit.choice is not None and unit.choice.row.squares for unit in slot.units)
         return by_plan or slot in self._held
 
     # Of this step, for the units
@@ -635,10 +635,7 @@ class GradientSync:
         for choice in choices:
             weights = [by_name[name] for name in choice.layers]
             biases = [by_name[name] if name is not None else None for name in choice.biases]
-            if choice.by_layer:
-                unit: Unit = LayerUnit(choice, weights, biases)
-            else:
-                unit = (QuantisedUnit if choice.lossy else DenseUnit)(weights, choice)
+            unit = make_unit(choice, weights, biases)
             for slot in weights:
                 slot.sparse = slot.sparse or choice.sparse
                 # One that hands its delta down a chain is in two choices.

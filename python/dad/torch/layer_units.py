@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from dad.kinds import Sends
 from dad.log import log
 from dad.planned_methods import looks_at_variance
 from dad.planner import Choice, Link
@@ -29,6 +30,7 @@ _WANTS_PLAN = 1
 _NOT_FINITE = 2
 _TOO_LARGE = 4
 _RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if nobody knows
+
 
 # Activations whose derivative is found from what went into them (dad_core/exchange/activation.h).
 _FROM_INPUT = {"gelu", "gelu_tanh", "silu"}
@@ -269,7 +271,7 @@ class LayerUnit(Unit):
             slot.take_segments()
         returned = [sync.return_kept(slot) for pair in self.own for slot in pair if slot is not None]
         replan = self._too_many_rows()
-        lossy = self.choice.lossy
+        lossy = self.choice.row.lossy
         forms = lossy and sync.forms_on_device(self.weights[0])
         strays = [slot.segments if forms else self._strays(i) for i, slot in enumerate(self.weights)]
         derive = [self._link_holds(i, strays) for i in range(len(self.weights))]
@@ -290,7 +292,7 @@ class LayerUnit(Unit):
                 dense, square = self._for_host(weight, dense, square, sync.share())
                 if bias is not None:
                     dense_bias, bias_square = self._for_host(bias, dense_bias, bias_square, sync.share())
-            if dense is not None and self.choice.kind == "factor" and not any(returned):
+            if dense is not None and self.choice.row.exchanges_rows and not any(returned):
                 replan = True
                 weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
                 weight.alone = weight.alone or not weight.dense_seen
@@ -414,7 +416,18 @@ class LayerUnit(Unit):
             )
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
-            slot.take_result(output if self.choice.lossy else sync.normalise(output))
+            slot.take_result(output if self.choice.row.lossy else sync.normalise(output))
+
+
+def make_unit(choice: Choice, weights: list[Slot], biases: list[Slot | None]) -> Unit:
+    """The unit that sends what a plan has chosen for these slots."""
+    match choice.row.sends:
+        case Sends.LAYER:
+            return LayerUnit(choice, weights, biases)
+        case Sends.TENSOR:
+            return QuantisedUnit(weights, choice)
+        case Sends.DENSE:
+            return DenseUnit(weights, choice)
 
 
 def _memory_like(slot: Slot) -> torch.Tensor:

@@ -1,7 +1,10 @@
-#include "exchange/method.h"
+#include "dad/method.h"
 
 #include <charconv>
 #include <iterator>
+#include <mutex>
+#include <unordered_map>
+#include <utility>
 
 namespace dad {
 namespace {
@@ -57,45 +60,84 @@ Result<LayerShape> ParseLayer(std::string_view text) {
 
 }  // namespace
 
-Result<MethodText> MethodText::Parse(std::string_view text) {
-  MethodText method;
-  std::string_view rest = text;
-  method.name_ = std::string(Next(rest, ';'));
-  while (!rest.empty()) {
-    std::string_view value = Next(rest, ';');
-    const std::string_view key = Next(value, '=');
-    if (key == "layer") {
+struct Method::Parsed {
+  explicit Parsed(const std::string& method) : text(method) {
+    std::string_view rest = text;
+    name = std::string(Next(rest, ';'));
+    while (!rest.empty()) {
+      std::string_view value = Next(rest, ';');
+      const std::string_view key = Next(value, '=');
+      if (key != "layer") {
+        options.emplace_back(key, value);
+        continue;
+      }
       Result<LayerShape> layer = ParseLayer(value);
-      if (!layer.ok()) return layer.status();
-      method.layers_.push_back(layer.value());
-    } else {
-      method.options_.emplace_back(key, value);
+      if (!layer.ok()) {
+        status = layer.status();
+        return;
+      }
+      layers.push_back(layer.value());
     }
   }
-  return method;
+
+  std::string text;
+  std::string name;
+  std::vector<std::pair<std::string, std::string>> options;
+  std::vector<LayerShape> layers;
+  Status status;
+};
+
+Method::Method(const std::string& text) {
+  // A job has a few texts per layer. The bound is for texts that other ranks send.
+  constexpr size_t kMost = 1 << 16;
+  static auto* const mutex = new std::mutex;
+  static auto* const known = new std::unordered_map<std::string, std::shared_ptr<const Parsed>>;
+  const std::lock_guard lock(*mutex);
+  if (const auto found = known->find(text); found != known->end()) {
+    parsed_ = found->second;
+    return;
+  }
+  if (known->size() >= kMost) known->clear();
+  parsed_ = std::make_shared<const Parsed>(text);
+  known->emplace(text, parsed_);
 }
 
-std::string MethodText::Text(std::string_view key, std::string_view otherwise) const {
-  for (const auto& [name, value] : options_) {
+Method::Method() {
+  static const auto* const none = new Method("none");
+  *this = *none;
+}
+
+const std::string& Method::text() const { return parsed_->text; }
+const std::string& Method::name() const { return parsed_->name; }
+const Status& Method::status() const { return parsed_->status; }
+bool Method::none() const { return parsed_->text == "none"; }
+const std::vector<LayerShape>& Method::layers() const { return parsed_->layers; }
+
+bool Method::operator==(const Method& other) const {
+  return parsed_ == other.parsed_ || parsed_->text == other.parsed_->text;
+}
+
+std::string Method::Text(std::string_view key, std::string_view otherwise) const {
+  for (const auto& [name, value] : parsed_->options) {
     if (name == key) return value;
   }
   return std::string(otherwise);
 }
 
-Result<int64_t> MethodText::Integer(std::string_view key, int64_t otherwise) const {
+Result<int64_t> Method::Integer(std::string_view key, int64_t otherwise) const {
   const std::string text = Text(key, "");
   int64_t value = otherwise;
   if (!text.empty() && !ParseNumber(std::string_view(text), &value)) {
-    return Wrong(name_, std::string(key) + "=" + text + " is not an integer");
+    return Wrong(name(), std::string(key) + "=" + text + " is not an integer");
   }
   return value;
 }
 
-Result<double> MethodText::Real(std::string_view key, double otherwise) const {
+Result<double> Method::Real(std::string_view key, double otherwise) const {
   const std::string text = Text(key, "");
   double value = otherwise;
   if (!text.empty() && !ParseNumber(std::string_view(text), &value)) {
-    return Wrong(name_, std::string(key) + "=" + text + " is not a number");
+    return Wrong(name(), std::string(key) + "=" + text + " is not a number");
   }
   return value;
 }
