@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "runtime/timeline.h"
+#include "util/byte_io.h"
 
 namespace dad {
 
@@ -69,7 +70,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
   batch.signature = signature;
   batch.parts = std::move(parts);
   batch.group = group;
-  batch.round_started = std::chrono::steady_clock::now();
+  batch.round_started = wire_->Now();
   for (BatchPart& part : batch.parts) {
     StepInput input;
     if (part.request) {
@@ -98,6 +99,9 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
     std::vector<Early> early = std::move(found->second);
     early_.erase(found);
     for (Early& message : early) {
+      if (message.header.kind == MessageKind::kLeft) {
+        return OnLeft(message.member, message.header, std::move(message.payload));
+      }
       if (!Accept(batch, message.member, message.header, std::move(message.payload))) return;
     }
   }
@@ -209,6 +213,10 @@ Status Executor::SendRound(Batch& batch) {
 
 void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer payload) {
   auto found = running_.find(header.batch);
+  if (found == running_.end() && left_.contains(header.batch)) return;
+  if (found == running_.end() && !start_no_more_.ok()) {
+    return TellLeft(member, header.batch, header.signature, start_no_more_);
+  }
   if (found == running_.end()) {
     early_[header.batch].push_back({member, header, std::move(payload)});
     return;
@@ -218,6 +226,23 @@ void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer pay
   if (!batch.finished) return Advance(batch);
   if (batch.shares[header.round][member].in_place) --batch.writing;
   ReleaseWhenUnused(batch);
+}
+
+void Executor::OnLeft(int member, const MessageHeader& header, AlignedBuffer payload) {
+  auto found = running_.find(header.batch);
+  if (found == running_.end()) {
+    if (start_no_more_.ok() && !left_.contains(header.batch)) {
+      early_[header.batch].push_back({member, header, std::move(payload)});
+    }
+    return;
+  }
+  ByteReader in(payload.span());
+  const std::string why = in.Text();
+  if (!in.ok() || header.signature != found->second->signature) {
+    return wire_->Fatal(member, "sent a message that does not belong to the batch it names");
+  }
+  if (found->second->finished) return;
+  LeaveAndTell(*found->second, Status::Aborted(why), [member](int m) { return m == member; });
 }
 
 bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
@@ -244,7 +269,7 @@ void Executor::Advance(Batch& batch) {
     for (Share& share : batch.shares[batch.round]) share.payload = AlignedBuffer();
     wire_->timeline()->Round(batch.parts, batch.round, batch.round_started);
     if (++batch.round == batch.num_rounds) return Finish(batch);
-    batch.round_started = std::chrono::steady_clock::now();
+    batch.round_started = wire_->Now();
     if (!SendOrHold(batch) || batch.held) return;
   }
 }
@@ -400,7 +425,7 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   traffic.received += request.received_bytes;
   traffic.device += request.device_bytes;
   if (request.started != std::chrono::steady_clock::time_point()) {
-    const auto now = std::chrono::steady_clock::now();
+    const auto now = wire_->Now();
     const double seconds = std::chrono::duration<double>(now - request.started).count();
     traffic.seconds += seconds;
     traffic.recent.seconds += seconds;
@@ -450,24 +475,69 @@ bool Executor::Carries(const std::shared_ptr<RequestState>& request) const {
   return false;
 }
 
+size_t Executor::num_unread() const {
+  size_t count = 0;
+  for (const auto& [id, messages] : early_) count += messages.size();
+  return count;
+}
+
 void Executor::DropEarly(const std::function<bool(uint64_t id)>& drop) {
   std::erase_if(early_, [&](const auto& entry) { return drop(entry.first); });
 }
 
 void Executor::MemberGone(int member, const Status& why) {
-  std::vector<uint64_t> stuck;
+  std::vector<std::pair<uint64_t, int>> stuck;  // in which round
   for (auto& [id, batch] : running_) {
     if (batch->finished) continue;
     for (int round = batch->round; round < batch->num_rounds; ++round) {
       if (batch->shares[round][member].arrived) continue;
-      stuck.push_back(id);
+      stuck.emplace_back(id, round);
       break;
     }
   }
-  for (uint64_t id : stuck) {
+  for (const auto& [id, round] : stuck) {
     Batch& batch = *running_.at(id);
-    batch.outcome = why;
-    Leave(batch);
+    // A member that waits for the same message sees for itself that it will not come.
+    LeaveAndTell(batch, why, [&batch, member, in_round = round](int m) {
+      return m == member || batch.Speaks(in_round, member, m);
+    });
+  }
+}
+
+// Around a ring, for example, only the next member waits for the one that is gone.
+void Executor::LeaveAndTell(Batch& batch, const Status& why,
+                            const std::function<bool(int member)>& knows) {
+  for (int m = 0; m < num_members_; ++m) {
+    bool waits_for_us = false;
+    for (int round = batch.round + (batch.held ? 0 : 1); round < batch.num_rounds; ++round) {
+      waits_for_us = waits_for_us || batch.Speaks(round, member_, m);
+    }
+    if (m != member_ && waits_for_us && !knows(m)) TellLeft(m, batch.id, batch.signature, why);
+  }
+  left_.insert(batch.id);
+  batch.outcome = why;
+  Leave(batch);
+}
+
+void Executor::TellLeft(int member, uint64_t id, uint64_t signature, const Status& why) {
+  MessageHeader header;
+  header.kind = MessageKind::kLeft;
+  header.batch = id;
+  header.signature = signature;
+  ByteWriter reason;
+  reason.Text(why.message());
+  GatherBuffer payload;
+  payload.Append(reason.bytes());
+  wire_->Send(member, header, std::move(payload), nullptr);
+}
+
+void Executor::StartNoMore(const Status& why) {
+  start_no_more_ = why;
+  for (const auto& [id, messages] : std::exchange(early_, {})) {
+    for (const Early& early : messages) {
+      if (early.header.kind == MessageKind::kLeft) continue;
+      TellLeft(early.member, id, early.header.signature, why);
+    }
   }
 }
 

@@ -9,6 +9,7 @@
 #include <memory>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "dad/engine.h"
@@ -57,6 +58,8 @@ class Executor {
   void Start(uint64_t id, uint64_t signature, std::vector<BatchPart> parts, const Group& group);
 
   void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
+  // `member` has left a batch and will send nothing more of it.
+  void OnLeft(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t id);
   // Batches whose next bytes a device is making, and a look at them: no thread waits for it.
   bool holds() const { return !held_.empty(); }
@@ -72,11 +75,16 @@ class Executor {
   // Drops messages of batches that never started here and never will.
   void DropEarly(const std::function<bool(uint64_t id)>& drop);
 
-  // `member` will send nothing more: what cannot finish without it fails.
+  // `member` will send nothing more: what cannot finish without it fails. Members that need
+  // something of ours for it, and have no other way to know, are told (kLeft).
   void MemberGone(int member, const Status& why);
+  // No batch starts here any more: members that send something of one are told (kLeft).
+  void StartNoMore(const Status& why);
   // All members leave what they have begun; some of it may be on its way yet.
   void LeaveAll(const Status& why);
   bool busy() const { return !running_.empty(); }
+  // Messages of batches that have not started here.
+  size_t num_unread() const;
   // When the transport is closed, and touches nobody's memory.
   void FailAll(const Status& why);
 
@@ -117,6 +125,8 @@ class Executor {
   Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
   void Finish(Batch& batch);
   void Leave(Batch& batch);
+  void LeaveAndTell(Batch& batch, const Status& why, const std::function<bool(int member)>& knows);
+  void TellLeft(int member, uint64_t id, uint64_t signature, const Status& why);
   void ReleaseWhenUnused(Batch& batch);
   void Release(Batch& batch);
   void EndPart(BatchPart& part, const Status& status);
@@ -127,6 +137,8 @@ class Executor {
   const std::function<void(const std::shared_ptr<RequestState>&)> done_;
   std::unordered_map<uint64_t, std::unique_ptr<Batch>> running_;
   std::unordered_map<uint64_t, std::vector<Early>> early_;
+  std::unordered_set<uint64_t> left_;  // batches; messages of them may still come
+  Status start_no_more_;               // not OK: why
   std::vector<uint64_t> held_;
   std::map<std::string, TensorTraffic> traffic_;
 };

@@ -83,7 +83,7 @@ void Lane::Route(std::shared_ptr<RequestState> request) {
   if (TrySchedule(request)) return;
   RecallOtherKinds(request->key);
   request->parts_left = 0;
-  if (unannounced_.empty()) oldest_unannounced_ = Clock::now();
+  if (unannounced_.empty()) oldest_unannounced_ = wire_->Now();
   unannounced_.push_back(request);
 }
 
@@ -102,6 +102,9 @@ void Lane::OnMessage(int member, const MessageHeader& header, AlignedBuffer payl
   if (header.kind == MessageKind::kData) {
     return executor_.OnData(member, header, std::move(payload));
   }
+  if (header.kind == MessageKind::kLeft) {
+    return executor_.OnLeft(member, header, std::move(payload));
+  }
   Result<NegotiationMessage> message = DecodeNegotiation(payload.span());
   if (!message.ok()) return wire_->Fatal(member, message.status().message());
   auto& round = heard_[header.batch];
@@ -115,12 +118,15 @@ void Lane::Pump() {
     for (const auto& [member, why] : gone_) {
       executor_.MemberGone(member, why);
       // What it said before it left may be all that the others need.
-      if (closed_.ok() && !HasHeard(member)) Close(why);
+      if (closed_.ok() && !HasHeard(member)) {
+        Close(why);
+        executor_.StartNoMore(why);
+      }
     }
     if (!closed_.ok()) return;
     if (!spoken_) {
       const bool asked = heard_.contains(sequence_);
-      const bool news = !unannounced_.empty() && Clock::now() >= GatherUntil();
+      const bool news = !unannounced_.empty() && wire_->Now() >= GatherUntil();
       if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_ && !JoinedAnew() &&
           withdrawn_.empty()) {
         return;
@@ -187,7 +193,10 @@ void Lane::Speak() {
 NegotiationMessage Lane::Compose() {
   NegotiationMessage message;
   message.fusion_bytes = wanted_fusion_bytes_;
-  message.joined = joined_said_ = joined_;
+  // The join may end with this message, and nobody answers for joined ranks after that. So what was
+  // submitted by the schedule is announced first, after the recall that SetJoined has asked for.
+  const bool unannounced = schedule_.has_value() && !in_flight_.empty();
+  message.joined = joined_said_ = joined_ && !unannounced;
   message.joins = joins_said_ = owner_->num_joins();
   message.begins = !under_way_;
   const bool by_the_line = options_.ring_bytes < 0 || options_.pack < 0;

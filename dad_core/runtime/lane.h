@@ -82,6 +82,8 @@ class Lane {
 
   const Status& closed() const { return closed_; }
   bool busy() const { return !in_flight_.empty() || (closed_.ok() && (joined_ || spoken_)); }
+  // Messages that came and were not used yet; none once all members are idle.
+  size_t num_unread() const { return executor_.num_unread() + heard_.size(); }
 
   // Members that something here waits for.
   std::vector<bool> Awaited() const;

@@ -66,7 +66,12 @@ void Lane::BuildSchedule() {
     const bool announced_here = mine != in_flight_.end() &&
                                 std::find(missing.begin(), missing.end(),
                                           ranks_[static_cast<size_t>(member_)]) == missing.end();
-    if (scheduled(key) && announced_here) waiting.push_back(mine->second);
+    if (!announced_here) continue;
+    if (scheduled(key)) {
+      waiting.push_back(mine->second);
+    } else {
+      RecallOtherKinds(key);
+    }
   }
   negotiator_.Drop(scheduled);
   waiting.insert(waiting.end(), unannounced_.begin(), unannounced_.end());
@@ -103,7 +108,7 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
     ScheduledBatch& batch = schedule_->batches()[index];
     request->parts_left += static_cast<int>(batch.parts_of.at(*cache_id).size());
     if (batch.present.empty()) {
-      batch.first_present = Clock::now();
+      batch.first_present = wire_->Now();
       schedule_->incomplete().insert(index);
     }
     batch.present[*cache_id] = request;
@@ -141,7 +146,7 @@ void Lane::Commit(uint32_t index) {
   under_way_ = true;
   ++num_predicted_;
   if (tuner_ && index == 0) {
-    if (auto fusion_bytes = tuner_->StepBegins(Clock::now())) Retune(*fusion_bytes);
+    if (auto fusion_bytes = tuner_->StepBegins(wire_->Now())) Retune(*fusion_bytes);
   }
   executor_.Start(ScheduledBatchId(schedule_->id(), index, ++batch.committed), batch.signature,
                   std::move(parts), WholeGroup());
@@ -176,7 +181,7 @@ void Lane::LosePatience() {
   for (uint32_t index : schedule_->incomplete()) {
     const ScheduledBatch& batch = schedule_->batches()[index];
     const auto ends = PatienceEnds(batch);
-    if (ends.has_value() && *ends <= Clock::now()) AskRecall(MissingOf(batch), {});
+    if (ends.has_value() && *ends <= wire_->Now()) AskRecall(MissingOf(batch), {});
   }
 }
 

@@ -17,11 +17,12 @@ uint64_t NextSubmitId() {
 }  // namespace
 
 RequestState::RequestState(Request r, std::shared_ptr<Inbox> inbox,
-                           std::shared_ptr<PhaseCounter> phases)
+                           std::shared_ptr<PhaseCounter> phases, Clock::time_point now)
     : request(std::move(r)),
       meta(MetaOf(request)),
       key(KeyOf(meta)),
       submit_id(NextSubmitId()),
+      submitted(now),
       device_index(DeviceOf(request)),
       inbox_(std::move(inbox)),
       phases_(std::move(phases)) {

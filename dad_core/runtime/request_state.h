@@ -37,8 +37,11 @@ struct StagedTensors;
 
 class RequestState final : public Ticket, public std::enable_shared_from_this<RequestState> {
  public:
+  using Clock = std::chrono::steady_clock;
+
   // `inbox` and `phases` are null for a request that never reaches the worker.
-  RequestState(Request r, std::shared_ptr<Inbox> inbox, std::shared_ptr<PhaseCounter> phases);
+  RequestState(Request r, std::shared_ptr<Inbox> inbox, std::shared_ptr<PhaseCounter> phases,
+               Clock::time_point now = Clock::now());
 
   bool Done() override;
   bool finished() const { return done_.load(std::memory_order_acquire); }
@@ -59,7 +62,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   const RequestKey key;
   uint32_t phase = 0;
   const uint64_t submit_id;
-  const std::chrono::steady_clock::time_point submitted = std::chrono::steady_clock::now();
+  const Clock::time_point submitted;
 
   // Worker only.
   int parts_left = 0;  // slices still in flight
@@ -70,10 +73,10 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   int64_t received_bytes = 0;
   int64_t device_bytes = 0;  // given to the device collectives
   StepReport report;
-  bool warned = false;                            // by the stall watch
-  bool waited_for = false;                        // a user thread blocks on it
-  bool polled = false;                            // it does not, but looks or wants to be called
-  std::chrono::steady_clock::time_point started;  // of the first batch that carries it
+  bool warned = false;        // by the stall watch
+  bool waited_for = false;    // a user thread blocks on it
+  bool polled = false;        // it does not, but looks or wants to be called
+  Clock::time_point started;  // of the first batch that carries it
 
   std::vector<int64_t> splits;
   int64_t result_value = -1;

@@ -1,8 +1,9 @@
-// What a lane needs of the world outside: a way to its members and to the
-// clock of the trace. The engine implements it.
+// What a lane needs from the world outside: a way to its members, a clock, and the
+// timeline. The engine implements it; tests use a fake (tests/cpp/lane_fixture.h).
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -53,6 +54,8 @@ class WireOut {
   // The ranks have lost step, or a peer sent nonsense: everything ends.
   virtual void Fatal(int member, const std::string& why) = 0;
   virtual Timeline* timeline() = 0;
+  // The time for all decisions of the lane and for the times that it reports.
+  virtual std::chrono::steady_clock::time_point Now() const = 0;
   // Bytes per second; 0: not known.
   virtual double LineRate() const = 0;
 };

@@ -54,6 +54,7 @@ class Worker::LaneWire final : public WireOut {
   }
   void Fatal(int member, const std::string& why) override { worker_->Abort(RankOf(member), why); }
   Timeline* timeline() override { return &worker_->timeline_; }
+  Clock::time_point Now() const override { return Clock::now(); }
   double LineRate() const override { return worker_->transport_->LineRate(); }
   void RunOnDevice(DeviceTask task) override { worker_->RunOnDevice(lane_, std::move(task)); }
 
@@ -301,6 +302,7 @@ void Worker::HandleMessage(MessageEvent& message) {
   peers_.Heard(message.peer, Clock::now());
   switch (header.kind) {
     case MessageKind::kNegotiate:
+    case MessageKind::kLeft:
     case MessageKind::kData: {
       if (aborted_ || shutting_down_) return;
       Lane* lane = FindLane(header.lane);

@@ -16,6 +16,7 @@ enum class MessageKind : uint8_t {
   kPong,
   kAbort,    // the sender gives up; payload: culprit rank (int32) and the reason
   kGoodbye,  // the sender has shut down
+  kLeft,     // the sender leaves a batch that cannot finish; payload: the reason
 };
 
 struct MessageHeader {

@@ -254,17 +254,5 @@ TEST(NegotiatorTest, AnUnknownNumberIsRefused) {
   EXPECT_FALSE(negotiator.Decide(std::span(&message, 1)).ok());
 }
 
-TEST(TensorCacheTest, TheOldestThatIsNotScheduledMakesRoom) {
-  TensorCache cache(2);
-  EXPECT_EQ(cache.Note(Meta("a"), 0), 1);
-  EXPECT_EQ(cache.Note(Meta("b"), 0), 1);
-  EXPECT_EQ(cache.Note(Meta("a"), 0), 2);
-  cache.Get(*cache.Find({"a"}))->scheduled = true;
-  EXPECT_EQ(cache.Note(Meta("c"), 0), 1);
-  EXPECT_TRUE(cache.Find({"a"}).has_value());
-  EXPECT_FALSE(cache.Find({"b"}).has_value());
-  EXPECT_TRUE(cache.Find({"c"}).has_value());
-}
-
 }  // namespace
 }  // namespace dad
