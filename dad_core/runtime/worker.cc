@@ -14,7 +14,7 @@
 namespace dad {
 namespace {
 
-// How long a rank that shuts down waits for the others to take note.
+// How long a rank that shuts down waits for the others to take note, while no bytes move.
 constexpr std::chrono::seconds kGoodbyePatience{3};
 // How long the news of a fault may take to leave.
 constexpr std::chrono::milliseconds kAbortFlush{500};
@@ -355,7 +355,7 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 void Worker::CheckTimers(Clock::time_point now) {
   if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
-    const Peers::Verdict verdict = peers_.Check(Awaited(), now);
+    const Peers::Verdict verdict = peers_.Check(Awaited(), Progress(), now);
     for (int peer : verdict.ping) SendControl(peer, MessageKind::kPing);
     if (verdict.silent.has_value()) {
       Abort(*verdict.silent, "gave no sign of life for " +
@@ -408,6 +408,14 @@ std::vector<bool> Worker::Awaited() const {
   }
   if (join_) std::fill(awaited.begin(), awaited.end(), true);
   return awaited;
+}
+
+std::vector<int64_t> Worker::Progress() const {
+  std::vector<int64_t> progress(static_cast<size_t>(transport_->size()));
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    progress[static_cast<size_t>(peer)] = transport_->ProgressWith(peer);
+  }
+  return progress;
 }
 
 void Worker::MakeLane(int id, const std::vector<int>& ranks) {
@@ -558,17 +566,25 @@ void Worker::BeginShutdown() {
     }
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
+  progress_at_shutdown_ = Progress();
   for (auto& [id, slot] : lanes_) {
     if (slot.device) slot.device->Stop();
   }
 }
 
-bool Worker::ShutdownDone(Clock::time_point now) const {
-  if (aborted_ || now >= shutdown_deadline_) return true;
+bool Worker::ShutdownDone(Clock::time_point now) {
+  if (aborted_) return true;
+  bool all_gone = true;
   for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peers_.Alive(peer)) return false;
+    all_gone = all_gone && !peers_.Alive(peer);
   }
-  return true;
+  if (all_gone || now < shutdown_deadline_) return all_gone;
+  // On a slow line our goodbye may still be in line behind data.
+  std::vector<int64_t> progress = Progress();
+  if (progress == progress_at_shutdown_) return true;
+  progress_at_shutdown_ = std::move(progress);
+  shutdown_deadline_ = now + kGoodbyePatience;
+  return false;
 }
 
 void Worker::CallOnWorker(std::function<void()> call) {

@@ -83,6 +83,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void CheckTimers(Clock::time_point now);
   std::optional<Clock::time_point> NextDeadline() const;
   std::vector<bool> Awaited() const;
+  std::vector<int64_t> Progress() const;  // Transport::ProgressWith of each rank
   void MakeLane(int id, const std::vector<int>& ranks);
   Lane* FindLane(int id);
   void PeerSaidGoodbye(int peer);
@@ -92,7 +93,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void DoAbort();
   void BeginShutdown();
   void FailAll(const Status& status);  // what is open, in whatever stage
-  bool ShutdownDone(Clock::time_point now) const;
+  bool ShutdownDone(Clock::time_point now);
   Stats CollectStats();
   void CallOnWorker(std::function<void()> call);
 
@@ -141,6 +142,7 @@ class Worker final : public MessageSink, private LaneOwner {
 
   bool shutting_down_ = false;
   Clock::time_point shutdown_deadline_;
+  std::vector<int64_t> progress_at_shutdown_;  // or at the last look after that
 
   TransportCounters counters_at_reset_;
   int64_t payload_sent_ = 0;
