@@ -142,7 +142,15 @@ void Worker::Run() {
 void Worker::PumpLanes() {
   for (auto& [id, slot] : lanes_) slot.lane->Pump();
   const Status& closed = FindLane(0)->closed();
-  if (join_ && !closed.ok()) std::exchange(join_, nullptr)->Complete(closed);
+  if (join_ && !closed.ok()) {
+    NoteBroken(closed);
+    std::exchange(join_, nullptr)->Complete(closed);
+  }
+}
+
+void Worker::NoteBroken(const Status& why) {
+  std::lock_guard lock(shared_mutex_);
+  if (health_.ok()) health_ = why;
 }
 
 void Worker::DropRemoved() {
@@ -284,7 +292,10 @@ void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
   if (join_) {
     return request->Complete(Status::InvalidArgument("join: this rank has joined already"));
   }
-  if (!FindLane(0)->closed().ok()) return request->Complete(FindLane(0)->closed());
+  if (const Status& closed = FindLane(0)->closed(); !closed.ok()) {
+    NoteBroken(closed);
+    return request->Complete(closed);
+  }
   join_ = request;
   for (auto& [id, slot] : lanes_) slot.lane->SetJoined(true);
 }
@@ -337,7 +348,9 @@ void Worker::PeerSaidGoodbye(int peer) {
   peers_.Set(peer, Peers::State::kGone);
   const Status why = Status::Aborted("rank " + std::to_string(peer) +
                                      " has shut down or ended, and its part in this collective "
-                                     "is missing: its output says why");
+                                     "is missing: its output says why. If it ended without an "
+                                     "error, it had fewer steps than this rank: give all ranks "
+                                     "equally many batches, or call join() after the last one");
   for (auto& [id, slot] : lanes_) {
     const int member = slot.lane->MemberOf(peer);
     if (member >= 0) slot.lane->MemberGone(member, why);
@@ -353,6 +366,7 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 }
 
 void Worker::CheckTimers(Clock::time_point now) {
+  timeline_.FlushIfDue(now);
   if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
     const Peers::Verdict verdict = peers_.Check(Awaited(), Progress(), now);
@@ -373,9 +387,9 @@ void Worker::CheckTimers(Clock::time_point now) {
   }
 }
 
-std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
+std::optional<Worker::Clock::time_point> Worker::NextDeadline() {
   if (shutting_down_) return shutdown_deadline_;
-  std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> deadline = timeline_.NextFlush();
   if (aborted_) return deadline;
   auto sooner = [&](Clock::time_point at) {
     if (!deadline.has_value() || at < *deadline) deadline = at;
@@ -388,7 +402,7 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
     waiting = waiting || slot.lane->busy() || (slot.device && slot.device->busy());
   }
   if (stager_.busy() || held) sooner(Clock::now() + kStagingLook);
-  // An idle engine has no timer at all.
+  // An idle engine has no timer at all, unless its trace is not written yet.
   if (waiting) {
     sooner(next_peer_check_);
     if (stall_watch_.enabled()) sooner(next_stall_check_);
@@ -453,6 +467,7 @@ Lane* Worker::FindLane(int id) {
 
 void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   timeline_.Finished(*request);
+  if (request->first_error.code() == StatusCode::kAborted) NoteBroken(request->first_error);
   if (request->staged && request->first_error.ok()) request->first_error = stager_.Return(*request);
   request->Complete(request->first_error);
 }

@@ -33,6 +33,8 @@ _exit_pid: int | None = None  # the process that has registered the exit handler
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Meets the other ranks; does nothing when this process has done so already.
 
+    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same.
+
     comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
     process_sets: sets to make at once, in the same order on all ranks ("dynamic", which
     Horovod wants before add_process_set(), is accepted and needs nothing).
@@ -45,7 +47,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in sets]
     with _lock:
         if _core.is_initialized():
-            return
+            if _core.is_healthy():
+                return
+            _shut_down()
         world = open_world()
         size = world["size"]
         _check_comm(comm, size)
@@ -83,10 +87,13 @@ def _at_exit(pid: int) -> None:
 def shutdown() -> None:
     """Says goodbye to the other ranks. init() may follow."""
     with _lock:
-        if not _core.is_initialized():
-            return
-        report.write()
-        _core.shutdown()
+        if _core.is_initialized():
+            _shut_down()
+
+
+def _shut_down() -> None:
+    report.write()
+    _core.shutdown()
 
 
 def is_initialized() -> bool:
