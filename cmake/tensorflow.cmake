@@ -50,7 +50,7 @@ endif()
 if(tensorflow_cuda)
   # The parts under the kernels again: libdad_tensorflow shows none of its own.
   add_library(dad_tensorflow_gpu SHARED ${tensorflow_gpu_sources}
-    tf_ops/call.cc tf_ops/completion.cc tf_ops/running_numbers.cc tf_ops/tensor_adapter.cc)
+    tf_ops/call.cc tf_ops/completion.cc tf_ops/tensor_adapter.cc)
   target_link_libraries(dad_tensorflow_gpu PRIVATE dad_core ${tensorflow_framework})
   message(STATUS "dad: TensorFlow has CUDA; kernels for DEVICE_GPU are built")
 elseif(DAD_TESTS)

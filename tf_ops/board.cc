@@ -16,7 +16,6 @@ using dad::Status;
 namespace {
 
 std::atomic<Board::Planner> the_planner{nullptr};
-std::atomic<int64_t> num_joins{0};
 
 struct Boards {
   std::mutex mutex;
@@ -31,9 +30,6 @@ Boards& AllBoards() {
 
 }  // namespace
 
-int64_t NumJoins() { return num_joins; }
-void CountJoin() { ++num_joins; }
-
 std::shared_ptr<Board> FindBoard(int64_t id) {
   Boards& boards = AllBoards();
   std::lock_guard lock(boards.mutex);
@@ -44,7 +40,7 @@ std::shared_ptr<Board> FindBoard(int64_t id) {
 void Board::SetPlanner(Planner planner) { the_planner = planner; }
 
 bool Board::MustAsk() const {
-  return ask_ || steps_ == ask_at_step_ || joins_ != NumJoins() ||
+  return ask_ || steps_ == ask_at_step_ || joins_ != dad::ProcessJoins() ||
          engine_ != dad::ProcessEngine().get();
 }
 
@@ -134,7 +130,7 @@ void Board::Set(std::vector<PairWays> ways, std::vector<Chain> chains, int64_t a
   ask_at_step_ = ask_at_step;
   ask_ = false;
   engine_ = dad::ProcessEngine().get();
-  joins_ = NumJoins();
+  joins_ = dad::ProcessJoins();
 }
 
 void Board::Fail(std::string message) {
@@ -282,4 +278,4 @@ DAD_FOR_PYTHON int64_t dad_tf_take_notes(int64_t id, int64_t* triples, int64_t m
   return count;
 }
 
-DAD_FOR_PYTHON int64_t dad_tf_num_joins() { return dad_tensorflow::NumJoins(); }
+DAD_FOR_PYTHON int64_t dad_tf_num_joins() { return dad::ProcessJoins(); }

@@ -118,8 +118,4 @@ class Board {
 // Null if Python has dropped it.
 std::shared_ptr<Board> FindBoard(int64_t id);
 
-// How often this process has come back from a join: ranks may have parted in it.
-int64_t NumJoins();
-void CountJoin();
-
 }  // namespace dad_tensorflow

@@ -6,7 +6,6 @@
 
 #include "completion.h"
 #include "dad/device.h"
-#include "running_numbers.h"
 #include "tensor_adapter.h"
 
 namespace dad_tensorflow {
@@ -25,10 +24,6 @@ constexpr std::chrono::milliseconds kGradientPatience(300);
 constexpr std::chrono::seconds kMostPatience(5);
 using Clock = std::chrono::steady_clock;
 
-// Nothing else will be submitted before this is done: the worker need not wait for what could go
-// with it.
-void SayThatAUserWaits(dad::Ticket& ticket) { (void)ticket.Wait(std::chrono::milliseconds(0)); }
-
 // Tells the core which requests are in flight together: only those may wait for each other. It
 // counts a new phase when a user has waited, which in TensorFlow nobody does; a new step says the
 // same, and so does a request that comes when none is under way. Gradients of a step may well
@@ -42,7 +37,7 @@ class Phases {
     ++num_open_;
     last_begin_ = Clock::now();
     // A ticket that is done only passes it on.
-    if (waited && last_) SayThatAUserWaits(*last_);
+    if (waited && last_) last_->UserWaits();
   }
   Clock::time_point last_begin() const {
     std::lock_guard lock(mutex_);
@@ -177,11 +172,12 @@ void Call::Submit(const std::shared_ptr<dad::Engine>& engine, std::vector<dad::R
     tickets = engine->SubmitAll(std::move(requests), user_waits, done);
   } else {
     for (size_t i = 0; i < requests.size(); ++i) {
-      const std::shared_ptr<dad::Ticket> ticket = SubmitNumbered(engine, std::move(requests[i]));
+      requests[i].name = std::string("tf.") + dad::Name(requests[i].kind);
+      const std::shared_ptr<dad::Ticket> ticket = engine->SubmitUnnamed(std::move(requests[i]));
       ticket->OnDone([done, i, ticket](const Status& status) { done(i, ticket, status); });
       tickets.push_back(ticket);
     }
-    for (const auto& ticket : tickets) SayThatAUserWaits(*ticket);
+    for (const auto& ticket : tickets) ticket->UserWaits();
   }
   std::lock_guard lock(mutex_);
   if (num_open_ > 0) tickets_ = std::move(tickets);
@@ -203,7 +199,7 @@ void Call::LosePatience(Clock::time_point begin, Clock::duration patience, Clock
     if (quiet < patience && now < begin + kMostPatience) {
       return self->LosePatience(begin, patience, patience - quiet);
     }
-    for (const auto& ticket : open) SayThatAUserWaits(*ticket);
+    for (const auto& ticket : open) ticket->UserWaits();
   };
   RunAfter(std::chrono::ceil<std::chrono::milliseconds>(after), lose);
 }

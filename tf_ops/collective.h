@@ -3,8 +3,6 @@
 //
 // A Place says where the tensors are:
 //   static dad::Status Enter(OpKernelContext*, Call*)      before a call has any tensor
-//   static dad::Status MayBeUnnamed()                      whether a call without a name gets a
-//   number
 #pragma once
 
 #include <cstdlib>
@@ -64,14 +62,11 @@ class Collective : public AsyncOpKernel {
   }
 
  protected:
-  Result<Request> MakeRequest(const OpKernelContext* context, size_t index) const {
+  Request MakeRequest(const OpKernelContext* context, size_t index) const {
     Request request = prototype_;
-    if (index < names_.size() && !names_[index].empty()) {
-      request.name = names_[index];
-    } else {
-      if (const Status may = Place::MayBeUnnamed(); !may.ok()) return may;
-      return request;  // eager: outside of any loop
-    }
+    // Without a name: eager, so outside of any loop. The engine numbers it.
+    if (index >= names_.size() || names_[index].empty()) return request;
+    request.name = names_[index];
     // Iterations of a tf.while_loop may overlap.
     constexpr int64_t kMaxParallelIterations = 64;
     if (const auto iteration = context->frame_iter().iter_id; iteration > 0) {
@@ -88,9 +83,7 @@ class Collective : public AsyncOpKernel {
     const bool together = names_.size() <= 1;
     for (int i = 0; i < num_inputs; ++i) {
       if (requests.empty() || !together) {
-        Result<Request> request = MakeRequest(context, static_cast<size_t>(i));
-        if (!request.ok()) return request.status();
-        requests.push_back(std::move(request).value());
+        requests.push_back(MakeRequest(context, static_cast<size_t>(i)));
       }
       Result<Contribution> contribution = contribute(i, requests.back());
       if (!contribution.ok()) return contribution.status();
@@ -169,9 +162,7 @@ class Alltoall final : public Collective<Place> {
     if (const Status entered = Place::Enter(context, call.get()); !entered.ok()) {
       return call->Fail(entered);
     }
-    Result<Request> made = this->MakeRequest(context, 0);
-    if (!made.ok()) return call->Fail(made.status());
-    Request request = std::move(made).value();
+    Request request = this->MakeRequest(context, 0);
     auto contribution = call->Gathered(0);
     if (!contribution.ok()) return call->Fail(contribution.status());
     const auto splits = context->input(1).flat<int32_t>();

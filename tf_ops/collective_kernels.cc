@@ -2,10 +2,8 @@
 #include <utility>
 #include <vector>
 
-#include "board.h"
 #include "call.h"
 #include "collective.h"
-#include "running_numbers.h"
 #include "tensorflow/core/framework/op_kernel.h"
 
 namespace dad_tensorflow {
@@ -13,7 +11,6 @@ namespace {
 
 struct OnCpu {
   static Status Enter(OpKernelContext*, Call*) { return Status::Ok(); }
-  static Status MayBeUnnamed() { return Status::Ok(); }
 };
 
 class Join final : public Collective<OnCpu> {
@@ -23,11 +20,9 @@ class Join final : public Collective<OnCpu> {
   void ComputeAsync(OpKernelContext* context, DoneCallback done) override {
     auto call = std::make_shared<Call>(context, std::move(done));
     std::vector<Request> requests;
-    requests.push_back(MakeRequest(context, 0).value());
+    requests.push_back(MakeRequest(context, 0));
     call->Start(std::move(requests), user_waits(),
                 [](OpKernelContext* result, const Call::Tickets& tickets) {
-                  RestartNumbers();
-                  CountJoin();
                   Tensor* last = nullptr;
                   absl::Status status = result->allocate_output(0, {}, &last);
                   if (status.ok())

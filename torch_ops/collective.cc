@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <map>
-#include <mutex>
 #include <sstream>
 
 #include "dad/engine.h"
@@ -24,45 +22,6 @@ using dad::Status;
 using dad::StatusCode;
 
 namespace {
-
-// Numbers for calls without a name: counted per kind and process set, so that
-// ranks inside and outside a set stay in step. A new engine, and a join (ranks
-// came to it after different numbers of calls), start again at zero.
-class RunningNumbers {
- public:
-  // Submits under the next number. A request that is refused on this rank leaves it to the next
-  // one: the other ranks know nothing of it.
-  std::shared_ptr<dad::Ticket> Submit(const std::shared_ptr<dad::Engine>& engine,
-                                      dad::Request request, std::string* name) {
-    std::lock_guard lock(mutex_);
-    if (engine_.lock() != engine) {
-      engine_ = engine;
-      next_.clear();
-    }
-    int64_t& number = next_[{request.kind, request.process_set}];
-    request.name = std::string(request.tensors.size() > 1 ? "grouped_" : "") +
-                   dad::Name(request.kind) + ".noname." + std::to_string(number);
-    *name = request.name;
-    std::shared_ptr<dad::Ticket> ticket = engine->Submit(std::move(request));
-    const bool refused = ticket->Done() && ticket->Wait().code() == StatusCode::kInvalidArgument;
-    if (!refused) ++number;
-    return ticket;
-  }
-  void Restart(int process_set) {
-    std::lock_guard lock(mutex_);
-    std::erase_if(next_, [&](const auto& entry) { return entry.first.second == process_set; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::weak_ptr<dad::Engine> engine_;
-  std::map<std::pair<OpKind, int>, int64_t> next_;
-};
-
-RunningNumbers& Numbers() {
-  static RunningNumbers numbers;
-  return numbers;
-}
 
 bool ResultHasShapeOfInput(OpKind kind) {
   return kind == OpKind::kAllReduce || kind == OpKind::kBroadcast;
@@ -169,7 +128,9 @@ Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
   SetReady(request);
   request.recurring = !collective.name.empty();
   if (!request.recurring) {
-    pending->ticket_ = Numbers().Submit(engine, std::move(request), &pending->name_);
+    request.name =
+        std::string(request.tensors.size() > 1 ? "grouped_" : "") + dad::Name(request.kind);
+    pending->ticket_ = engine->SubmitUnnamed(std::move(request), &pending->name_);
     return pending;
   }
   request.name = std::move(collective.name);
@@ -224,7 +185,6 @@ Status Pending::Finish(std::optional<double> timeout_seconds) {
   }
 
   WaitOnCurrentStream(device_, ticket_->done_event());
-  if (kind_ == OpKind::kJoin) Numbers().Restart(process_set_);
   for (auto& [tensor, index] : copy_back_) {
     tensor.detach().copy_(outputs_->tensors[index]);
     outputs_->tensors[index] = tensor;

@@ -5,6 +5,7 @@
 
 #include "runtime/hierarchical_engine.h"
 #include "runtime/request_state.h"
+#include "runtime/running_numbers.h"
 #include "runtime/solo.h"
 #include "runtime/start_up.h"
 #include "runtime/validate.h"
@@ -54,6 +55,11 @@ class EngineImpl final : public Engine {
     }
     return state;
   }
+
+  std::shared_ptr<Ticket> SubmitUnnamed(Request request, std::string* name) override {
+    return numbers_.Submit(*this, std::move(request), name);
+  }
+  int64_t num_joins() const override { return worker_.num_joins(); }
 
   Tickets SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done) override {
     SubmitAllEvent all;
@@ -114,14 +120,16 @@ class EngineImpl final : public Engine {
         !request.tensors.empty() && request.tensors[0].input.device != DeviceType::kCpu;
     const bool alone = ranks.size() == 1 && request.kind <= OpKind::kBarrier && !on_device;
     const bool goes = refused->ok() && !alone;
-    return {std::make_shared<RequestState>(std::move(request), goes ? worker_.inbox() : nullptr,
-                                           goes ? phases_ : nullptr),
-            goes};
+    auto state = std::make_shared<RequestState>(
+        std::move(request), goes ? worker_.inbox() : nullptr, goes ? phases_ : nullptr);
+    state->rejected = !refused->ok();
+    return {std::move(state), goes};
   }
 
   const World world_;
   const Options options_;
   const std::shared_ptr<PhaseCounter> phases_ = std::make_shared<PhaseCounter>();
+  RunningNumbers numbers_;
   mutable Worker worker_;
 };
 
@@ -137,7 +145,7 @@ Engine::Tickets Engine::SubmitAll(std::vector<Request> requests, bool user_waits
   for (size_t i = 0; i < requests.size(); ++i) {
     const std::shared_ptr<Ticket> ticket = Submit(std::move(requests[i]));
     ticket->OnDone([done, i, ticket](const Status& status) { done(i, ticket, status); });
-    if (user_waits) (void)ticket->Wait(std::chrono::milliseconds(0));
+    if (user_waits) ticket->UserWaits();
     tickets.push_back(ticket);
   }
   return tickets;
@@ -179,7 +187,8 @@ Result<std::unique_ptr<Engine>> Start(std::unique_ptr<Transport> transport, cons
   if (!start.ok()) return start.status();
   auto engine = std::make_unique<EngineImpl>(std::move(transport), world, start.value(),
                                              std::move(process_sets), std::move(why_staged));
-  if (!options.timeline.empty()) {
+  // Horovod's "DYNAMIC" announces calls of start_timeline(), which needs no announcement here.
+  if (!options.timeline.empty() && options.timeline != "DYNAMIC") {
     const std::string suffix = world.rank == 0 ? "" : "." + std::to_string(world.rank);
     DAD_RETURN_IF_ERROR(
         engine->StartTimeline(options.timeline + suffix, options.timeline_mark_cycles));

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "runtime/request_state.h"
+#include "runtime/running_numbers.h"
 
 namespace dad {
 namespace {
@@ -64,6 +65,11 @@ class HierarchicalEngine final : public Engine {
     }
     return engine_->Submit(std::move(request));
   }
+
+  std::shared_ptr<Ticket> SubmitUnnamed(Request request, std::string* name) override {
+    return numbers_.Submit(*this, std::move(request), name);
+  }
+  int64_t num_joins() const override { return engine_->num_joins(); }
 
   void GiveUp(uint64_t step, const Status& why) override { engine_->GiveUp(step, why); }
 
@@ -126,6 +132,7 @@ class HierarchicalEngine final : public Engine {
     return process_set == 0 ? hierarchy_->leader_set() : process_set;
   }
 
+  RunningNumbers numbers_;
   std::atomic<bool> joins_{false};        // this rank has called join, and some have not yet
   const std::unique_ptr<Engine> engine_;  // outlives the hierarchy
   const std::unique_ptr<Hierarchy> hierarchy_;

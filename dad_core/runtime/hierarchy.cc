@@ -77,11 +77,7 @@ class Hierarchy::OpenClimbs {
     }
     if (open.empty()) return then();
     // Nothing else will come that they could wait for.
-    for (const auto& climb : open) (void)climb->Wait(std::chrono::milliseconds(1));
-  }
-  bool hurried() const {
-    const std::lock_guard lock(mutex_);
-    return then_ != nullptr;
+    for (const auto& climb : open) climb->UserWaits();
   }
 
  private:
@@ -172,6 +168,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   }
 
   Status Wait(std::chrono::milliseconds timeout) override {
+    UserWaits();
     const auto deadline = std::chrono::steady_clock::now() + timeout;
     Status late = Status::Timeout("\"" + request_.name + "\": not finished in the time given");
     std::unique_lock lock(mutex_);
@@ -200,6 +197,20 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     const Status status = status_;
     lock.unlock();
     return status;
+  }
+
+  // Counts for the steps that are still to come, too.
+  void UserWaits() override {
+    std::unique_lock lock(mutex_);
+    user_waits_ = true;
+    const std::shared_ptr<Ticket> step = step_;
+    lock.unlock();
+    if (step) step->UserWaits();
+  }
+
+  bool Rejected() const override {
+    const std::lock_guard lock(mutex_);
+    return ended_ && status_.code() == StatusCode::kInvalidArgument;
   }
 
   void OnDone(std::function<void(const Status&)> done) override {
@@ -461,12 +472,14 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     using Both = std::pair<std::shared_ptr<void>, DeviceEvent>;
     request.keep_alive = std::make_shared<Both>(request_.keep_alive, event);
     const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
+    bool user_waits = false;
     {
       const std::lock_guard lock(mutex_);
       step_ = step;
+      user_waits = user_waits_;
     }
     changed_.notify_all();
-    if (open_->hurried()) (void)step->Wait(std::chrono::milliseconds(0));
+    if (user_waits) step->UserWaits();
     step->OnDone([self = shared_from_this(), step, next](const Status& status) {
       if (DeviceEvent done = step->done_event()) self->event_ = std::move(done);
       if (!status.ok() && next == &Climb::Judge) {
@@ -508,9 +521,10 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   const std::vector<HostPiece> pieces_;
   const std::vector<int64_t> none_;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::shared_ptr<Ticket> step_;
+  bool user_waits_ = false;
   bool ended_ = false;
   Status status_;
   std::function<void(const Status&)> callback_;

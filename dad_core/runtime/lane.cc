@@ -61,7 +61,10 @@ bool Lane::MustComputeOnDevice(const RequestState& request) const {
 }
 
 void Lane::Submit(std::shared_ptr<RequestState> request) {
-  if (!closed_.ok()) return request->Complete(closed_);
+  if (!closed_.ok()) {
+    request->first_error = closed_;
+    return owner_->Completed(request);
+  }
   if (const Status* why = WhyGivenUp(*request)) return request->Complete(*why);
   const auto [entry, inserted] = in_flight_.emplace(request->key, request);
   if (!inserted) {

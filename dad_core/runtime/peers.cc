@@ -1,6 +1,7 @@
 #include "runtime/peers.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace dad {
 
@@ -16,12 +17,14 @@ void Peers::Heard(int peer, Clock::time_point now) {
   peers_[static_cast<size_t>(peer)].heard = now;
 }
 
-Peers::Verdict Peers::Check(const std::vector<bool>& awaited, Clock::time_point now) {
+Peers::Verdict Peers::Check(const std::vector<bool>& awaited, std::span<const int64_t> progress,
+                            Clock::time_point now) {
   Verdict verdict;
   const bool gap = now - checked_ > 3 * interval_;
   checked_ = now;
   for (size_t i = 0; i < peers_.size(); ++i) {
     Peer& peer = peers_[i];
+    if (std::exchange(peer.progress, progress[i]) != progress[i]) peer.heard = now;
     if (peer.state != State::kAlive || !awaited[i]) {
       peer.awaited = false;
       continue;

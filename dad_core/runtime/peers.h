@@ -2,7 +2,9 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <optional>
+#include <span>
 #include <vector>
 
 namespace dad {
@@ -19,14 +21,16 @@ class Peers {
   State Get(int peer) const { return peers_[static_cast<size_t>(peer)].state; }
   bool Alive(int peer) const { return Get(peer) == State::kAlive; }
 
-  // Of the peers that are waited for: whom to ping now, and who has not answered
-  // for too long. A peer is timed only from the moment somebody waits for it; a gap
-  // between checks (nobody waited, or we were stopped ourselves) starts that anew.
+  // Of the peers that are waited for: whom to ping now, and who has been silent for too long. A
+  // peer is timed only from the moment somebody waits for it; a gap between checks (nobody waited,
+  // or we were stopped ourselves) starts that anew. `progress` has Transport::ProgressWith of each
+  // rank: a peer whose number has changed since the last check is alive, however slow its line is.
   struct Verdict {
     std::vector<int> ping;
     std::optional<int> silent;
   };
-  Verdict Check(const std::vector<bool>& awaited, Clock::time_point now);
+  Verdict Check(const std::vector<bool>& awaited, std::span<const int64_t> progress,
+                Clock::time_point now);
 
   // How often Check wants to be called while anybody is waited for.
   std::chrono::milliseconds interval() const { return interval_; }
@@ -38,6 +42,7 @@ class Peers {
     bool awaited = false;
     Clock::time_point heard;  // or the moment from which it is awaited
     Clock::time_point pinged;
+    int64_t progress = 0;
   };
   const std::chrono::duration<double> timeout_;
   const std::chrono::milliseconds interval_;

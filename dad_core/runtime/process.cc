@@ -11,6 +11,7 @@ namespace {
 
 std::mutex g_mutex;
 pid_t g_owner = 0;
+int64_t g_joins_before = 0;  // of the engines before this one
 
 // Never destroyed by the C++ runtime: at exit other libraries may be gone already.
 std::shared_ptr<Engine>& Slot() {
@@ -43,13 +44,20 @@ void ShutdownProcess() {
   std::shared_ptr<Engine> engine;
   {
     std::lock_guard lock(g_mutex);
-    if (IsOwner()) engine = std::move(Slot());
+    if (!IsOwner()) return;
+    engine = std::move(Slot());
+    if (engine) g_joins_before += engine->num_joins();
   }
 }
 
 std::shared_ptr<Engine> ProcessEngine() {
   std::lock_guard lock(g_mutex);
   return IsOwner() ? Slot() : nullptr;
+}
+
+int64_t ProcessJoins() {
+  std::lock_guard lock(g_mutex);
+  return g_joins_before + (IsOwner() && Slot() ? Slot()->num_joins() : 0);
 }
 
 }  // namespace dad

@@ -41,9 +41,13 @@ void RequestState::TellPolled() {
   }
 }
 
-Status RequestState::Wait(std::chrono::milliseconds timeout) {
+void RequestState::UserWaits() {
   if (phases_) phases_->UserWaits();
   if (!finished() && inbox_) inbox_->Post(WaitingEvent{shared_from_this()});
+}
+
+Status RequestState::Wait(std::chrono::milliseconds timeout) {
+  UserWaits();
   std::unique_lock lock(mutex_);
   auto done = [this] { return finished(); };
   if (timeout.count() < 0) {

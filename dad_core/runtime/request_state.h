@@ -46,6 +46,8 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   bool Done() override;
   bool finished() const { return done_.load(std::memory_order_acquire); }
   Status Wait(std::chrono::milliseconds timeout) override;
+  void UserWaits() override;
+  bool Rejected() const override { return rejected; }
   void OnDone(std::function<void(const Status&)> done) override;
   const std::vector<int64_t>& received_splits() const override { return splits; }
   int64_t value() const override { return result_value; }
@@ -61,6 +63,7 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   const RequestMeta meta;
   const RequestKey key;
   uint32_t phase = 0;
+  bool rejected = false;  // set before anybody else has the ticket
   const uint64_t submit_id;
   const Clock::time_point submitted;
 

@@ -1,12 +1,15 @@
-// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto
-// open it. One file per rank, valid JSON at any time: a rank that is killed leaves one without its
-// last second. Thread-safe to start and stop; events come from the worker.
+// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto open it. One file per
+// rank, valid JSON at any time. Events are in the file soon after they happen, also when none
+// follows, so that a rank that is killed leaves all but its last moments. A tensor's track has the
+// name that Horovod gives it ("allreduce.x"), and dad's ("x") in the argument "tensor". Thread-safe
+// to start and stop; everything else is for the worker.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -40,11 +43,15 @@ class Timeline {
   // An instant on the trace of the whole rank.
   void Cycle();
 
+  // When FlushIfDue should be called next; none: everything is in the file.
+  std::optional<Clock::time_point> NextFlush();
+  void FlushIfDue(Clock::time_point now);
+
  private:
-  void Write(const std::string& tensor, const std::string& what, Clock::time_point from,
+  void Write(const RequestState& request, const std::string& what, Clock::time_point from,
              Clock::time_point to);
   int64_t Micros(Clock::time_point at) const;
-  int TrackOf(const std::string& tensor);
+  int TrackOf(const RequestState& request);
   void Append(const std::string& event);
   void Flush();
 
@@ -55,11 +62,11 @@ class Timeline {
   int file_ = -1;
   int64_t end_ = 0;      // where the closing bracket is
   std::string pending_;  // whole events that are not in the file yet
-  Clock::time_point flushed_at_;
+  Clock::time_point pending_since_;
   bool failed_ = false;
   bool mark_cycles_ = false;
   Clock::time_point zero_;
-  std::unordered_map<std::string, int> tracks_;
+  std::unordered_map<std::string, int> tracks_;  // by Horovod's names
 };
 
 }  // namespace dad

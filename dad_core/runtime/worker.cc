@@ -14,7 +14,7 @@
 namespace dad {
 namespace {
 
-// How long a rank that shuts down waits for the others to take note.
+// How long a rank that shuts down waits for the others to take note, while no bytes move.
 constexpr std::chrono::seconds kGoodbyePatience{3};
 // How long the news of a fault may take to leave.
 constexpr std::chrono::milliseconds kAbortFlush{500};
@@ -143,7 +143,15 @@ void Worker::Run() {
 void Worker::PumpLanes() {
   for (auto& [id, slot] : lanes_) slot.lane->Pump();
   const Status& closed = FindLane(0)->closed();
-  if (join_ && !closed.ok()) std::exchange(join_, nullptr)->Complete(closed);
+  if (join_ && !closed.ok()) {
+    NoteBroken(closed);
+    std::exchange(join_, nullptr)->Complete(closed);
+  }
+}
+
+void Worker::NoteBroken(const Status& why) {
+  std::lock_guard lock(shared_mutex_);
+  if (health_.ok()) health_ = why;
 }
 
 void Worker::DropRemoved() {
@@ -285,7 +293,10 @@ void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
   if (join_) {
     return request->Complete(Status::InvalidArgument("join: this rank has joined already"));
   }
-  if (!FindLane(0)->closed().ok()) return request->Complete(FindLane(0)->closed());
+  if (const Status& closed = FindLane(0)->closed(); !closed.ok()) {
+    NoteBroken(closed);
+    return request->Complete(closed);
+  }
   join_ = request;
   for (auto& [id, slot] : lanes_) slot.lane->SetJoined(true);
 }
@@ -339,7 +350,9 @@ void Worker::PeerSaidGoodbye(int peer) {
   peers_.Set(peer, Peers::State::kGone);
   const Status why = Status::Aborted("rank " + std::to_string(peer) +
                                      " has shut down or ended, and its part in this collective "
-                                     "is missing: its output says why");
+                                     "is missing: its output says why. If it ended without an "
+                                     "error, it had fewer steps than this rank: give all ranks "
+                                     "equally many batches, or call join() after the last one");
   for (auto& [id, slot] : lanes_) {
     const int member = slot.lane->MemberOf(peer);
     if (member >= 0) slot.lane->MemberGone(member, why);
@@ -355,9 +368,10 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 }
 
 void Worker::CheckTimers(Clock::time_point now) {
+  timeline_.FlushIfDue(now);
   if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
-    const Peers::Verdict verdict = peers_.Check(Awaited(), now);
+    const Peers::Verdict verdict = peers_.Check(Awaited(), Progress(), now);
     for (int peer : verdict.ping) SendControl(peer, MessageKind::kPing);
     if (verdict.silent.has_value()) {
       Abort(*verdict.silent, "gave no sign of life for " +
@@ -375,9 +389,9 @@ void Worker::CheckTimers(Clock::time_point now) {
   }
 }
 
-std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
+std::optional<Worker::Clock::time_point> Worker::NextDeadline() {
   if (shutting_down_) return shutdown_deadline_;
-  std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> deadline = timeline_.NextFlush();
   if (aborted_) return deadline;
   auto sooner = [&](Clock::time_point at) {
     if (!deadline.has_value() || at < *deadline) deadline = at;
@@ -390,7 +404,7 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
     waiting = waiting || slot.lane->busy() || (slot.device && slot.device->busy());
   }
   if (stager_.busy() || held) sooner(Clock::now() + kStagingLook);
-  // An idle engine has no timer at all.
+  // An idle engine has no timer at all, unless its trace is not written yet.
   if (waiting) {
     sooner(next_peer_check_);
     if (stall_watch_.enabled()) sooner(next_stall_check_);
@@ -410,6 +424,14 @@ std::vector<bool> Worker::Awaited() const {
   }
   if (join_) std::fill(awaited.begin(), awaited.end(), true);
   return awaited;
+}
+
+std::vector<int64_t> Worker::Progress() const {
+  std::vector<int64_t> progress(static_cast<size_t>(transport_->size()));
+  for (int peer = 0; peer < transport_->size(); ++peer) {
+    progress[static_cast<size_t>(peer)] = transport_->ProgressWith(peer);
+  }
+  return progress;
 }
 
 void Worker::MakeLane(int id, const std::vector<int>& ranks) {
@@ -447,6 +469,7 @@ Lane* Worker::FindLane(int id) {
 
 void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   timeline_.Finished(*request);
+  if (request->first_error.code() == StatusCode::kAborted) NoteBroken(request->first_error);
   if (request->staged && request->first_error.ok()) request->first_error = stager_.Return(*request);
   request->Complete(request->first_error);
 }
@@ -560,17 +583,25 @@ void Worker::BeginShutdown() {
     }
   }
   shutdown_deadline_ = Clock::now() + kGoodbyePatience;
+  progress_at_shutdown_ = Progress();
   for (auto& [id, slot] : lanes_) {
     if (slot.device) slot.device->Stop();
   }
 }
 
-bool Worker::ShutdownDone(Clock::time_point now) const {
-  if (aborted_ || now >= shutdown_deadline_) return true;
+bool Worker::ShutdownDone(Clock::time_point now) {
+  if (aborted_) return true;
+  bool all_gone = true;
   for (int peer = 0; peer < transport_->size(); ++peer) {
-    if (peers_.Alive(peer)) return false;
+    all_gone = all_gone && !peers_.Alive(peer);
   }
-  return true;
+  if (all_gone || now < shutdown_deadline_) return all_gone;
+  // On a slow line our goodbye may still be in line behind data.
+  std::vector<int64_t> progress = Progress();
+  if (progress == progress_at_shutdown_) return true;
+  progress_at_shutdown_ = std::move(progress);
+  shutdown_deadline_ = now + kGoodbyePatience;
+  return false;
 }
 
 void Worker::CallOnWorker(std::function<void()> call) {

@@ -44,6 +44,7 @@ class Worker final : public MessageSink, private LaneOwner {
   std::vector<int> ProcessSetRanks(int id) const;
   std::vector<int> ProcessSetIds() const;
   Status health() const;
+  uint32_t num_joins() const override { return num_joins_; }
   Stats GetStats();
   void ResetStats();
   void GiveUp(uint64_t step, const Status& why);
@@ -69,6 +70,8 @@ class Worker final : public MessageSink, private LaneOwner {
   // All below: the worker's thread.
   void Run();
   void PumpLanes();
+  // A request has failed because a peer has left: the engine is of no use any more.
+  void NoteBroken(const Status& why);
   void DropRemoved();
   void Handle(Event& event);
   void HandleSubmit(const std::shared_ptr<RequestState>& request);
@@ -81,8 +84,9 @@ class Worker final : public MessageSink, private LaneOwner {
   void RunOnDevice(int lane, DeviceTask task);
   void HandleJoin(const std::shared_ptr<RequestState>& request);
   void CheckTimers(Clock::time_point now);
-  std::optional<Clock::time_point> NextDeadline() const;
+  std::optional<Clock::time_point> NextDeadline();
   std::vector<bool> Awaited() const;
+  std::vector<int64_t> Progress() const;  // Transport::ProgressWith of each rank
   void MakeLane(int id, const std::vector<int>& ranks);
   Lane* FindLane(int id);
   void PeerSaidGoodbye(int peer);
@@ -92,7 +96,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void DoAbort();
   void BeginShutdown();
   void FailAll(const Status& status);  // what is open, in whatever stage
-  bool ShutdownDone(Clock::time_point now) const;
+  bool ShutdownDone(Clock::time_point now);
   Stats CollectStats();
   void CallOnWorker(std::function<void()> call);
 
@@ -100,7 +104,6 @@ class Worker final : public MessageSink, private LaneOwner {
   void ProcessSetDecided(const RequestMeta& meta,
                          const std::shared_ptr<RequestState>& mine) override;
   void AllJoined(int last_rank) override;
-  uint32_t num_joins() const override { return num_joins_; }
 
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   const std::unique_ptr<Transport> transport_;
@@ -131,7 +134,7 @@ class Worker final : public MessageSink, private LaneOwner {
   Clock::time_point next_stall_check_;
   Clock::time_point next_peer_check_;
   std::shared_ptr<RequestState> join_;
-  uint32_t num_joins_ = 0;
+  std::atomic<uint32_t> num_joins_{0};
 
   bool abort_wanted_ = false;
   bool aborted_ = false;
@@ -141,6 +144,7 @@ class Worker final : public MessageSink, private LaneOwner {
 
   bool shutting_down_ = false;
   Clock::time_point shutdown_deadline_;
+  std::vector<int64_t> progress_at_shutdown_;  // or at the last look after that
 
   TransportCounters counters_at_reset_;
   int64_t payload_sent_ = 0;

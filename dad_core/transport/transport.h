@@ -82,6 +82,15 @@ class Transport {
   // Bytes per second to all peers together, as far as the line set the pace; 0: not known.
   virtual double LineRate() const { return 0; }
 
+  // Grows while bytes move between this rank and `peer`: those received, part of a message or not,
+  // and those that its host has acknowledged while more of ours were on their way. The latter
+  // condition matters: the kernel of a stopped process still acknowledges a lone ping. Any thread.
+  // A transport whose messages cannot be slow need not count.
+  virtual int64_t ProgressWith(int peer) const {
+    (void)peer;
+    return 0;
+  }
+
   // Null: this transport moves host memory only.
   virtual DeviceCollectives* device_collectives() { return nullptr; }
 

@@ -105,7 +105,7 @@ constexpr Row kTable[] = {
      "cores of its host (DAD_THREADS_PER_RANK).",
      [](const std::string& t, Options& o) { return ParseInt(t, 0, o.threads); }},
     {"timeout_seconds", "30", "DAD_TIMEOUT_SECONDS", "HOROVOD_GLOO_TIMEOUT_SECONDS",
-     "A peer that gives no sign of life for this long while we wait for it is an error.",
+     "A peer that sends nothing and takes nothing for this long while we wait for it is an error.",
      [](const std::string& t, Options& o) { return ParseNumber(t, 0, o.timeout_seconds); }},
     {"start_timeout_seconds", "60", "DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT",
      "How long init() waits for the other ranks.",

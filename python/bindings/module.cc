@@ -79,23 +79,19 @@ void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
   Check(status);
 }
 
-// Submits a request that carries no tensor and waits for it. One without a name gets a running
-// number, which one that is refused on this rank gives back: the others know nothing of it.
+// Submits a request that carries no tensor and waits for it.
 int64_t RunBare(dad::Request request) {
-  static int64_t number = 0;
   std::shared_ptr<dad::Engine> engine = Running();
   std::shared_ptr<dad::Ticket> ticket;
   Status status;
-  const bool numbered = request.name.empty();
-  if (numbered) {
-    request.name = std::string(dad::Name(request.kind)) + ".noname." + std::to_string(++number);
-  }
+  const bool unnamed = request.name.empty();
+  if (unnamed) request.name = dad::Name(request.kind);
   {
     py::gil_scoped_release release;
-    ticket = engine->Submit(std::move(request));
+    ticket =
+        unnamed ? engine->SubmitUnnamed(std::move(request)) : engine->Submit(std::move(request));
     status = ticket->Wait();
   }
-  if (numbered && status.code() == dad::StatusCode::kInvalidArgument) --number;
   Check(status);
   return ticket->value();
 }
@@ -310,6 +306,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("init", &Init, py::arg("world"), py::arg("process_sets"));
   m.def("shutdown", &dad::ShutdownProcess, py::call_guard<py::gil_scoped_release>());
   m.def("is_initialized", [] { return dad::ProcessEngine() != nullptr; });
+  m.def("is_healthy", [] { return Running()->health().ok(); });
   m.def("rank", [] { return Running()->world().rank; });
   m.def("size", [] { return Running()->world().size; });
   m.def("local_rank", [] { return Running()->world().local_rank; });
@@ -353,6 +350,7 @@ PYBIND11_MODULE(_core, m) {
   m.def("process_set_ids", [] { return Running()->ProcessSetIds(); });
   m.def("hosts", [] { return Running()->Hosts(); });
   m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
+  m.def("joins", &dad::ProcessJoins, "How many joins all ranks have come to in this process.");
   m.def(
       "barrier",
       [](int process_set, const std::string& name, const std::string& terms) {

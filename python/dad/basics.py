@@ -35,6 +35,8 @@ _num_inits = 0
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Meets the other ranks; does nothing when this process has done so already.
 
+    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same.
+
     comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
     process_sets: sets to make at once, in the same order on all ranks. "dynamic", which Horovod requires
     before add_process_set(), is accepted and has no effect: sets can always be added. The same holds for
@@ -49,9 +51,11 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     sets = [s if isinstance(s, ProcessSet) else ProcessSet(s) for s in sets]
     with _lock:
         if _core.is_initialized():
-            if sets:
-                _process_sets.attach(sets, _core.size())
-            return
+            if _core.is_healthy():
+                if sets:
+                    _process_sets.attach(sets, _core.size())
+                return
+            _shut_down()
         world = open_world()
         size = world["size"]
         _check_comm(comm, size)
@@ -91,10 +95,13 @@ def _at_exit(pid: int) -> None:
 def shutdown() -> None:
     """Says goodbye to the other ranks. init() may follow."""
     with _lock:
-        if not _core.is_initialized():
-            return
-        report.write()
-        _core.shutdown()
+        if _core.is_initialized():
+            _shut_down()
+
+
+def _shut_down() -> None:
+    report.write()
+    _core.shutdown()
 
 
 def num_inits() -> int:

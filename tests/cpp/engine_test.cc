@@ -517,6 +517,38 @@ TEST(EngineTest, JoinedRanksContributeNothingToAnyCollective) {
   });
 }
 
+TEST(EngineTest, UnnamedRequestsAreCountedByLabelAndProcessSetAndAnewAfterAJoin) {
+  Job job(3, {}, {{0, 1}});
+  job.Run([&](int rank) {
+    // Returns the name that it got.
+    const auto submit = [&](const char* label, int process_set, bool valid = true) {
+      Values v({1});
+      Request request = v.AllReduce(label);
+      request.process_set = process_set;
+      if (!valid) request.tensors[0].output.shape = {2};
+      std::string name;
+      const auto ticket = job[rank].SubmitUnnamed(std::move(request), &name);
+      EXPECT_EQ(ticket->Rejected(), !valid);
+      EXPECT_EQ(ticket->Wait(seconds(20)).ok(), valid);
+      return name;
+    };
+    for (int64_t epoch = 0; epoch < 2; ++epoch) {
+      EXPECT_EQ(job[rank].num_joins(), epoch);
+      EXPECT_EQ(submit("a", 0), "a.noname.0");
+      if (rank == 1) EXPECT_EQ(submit("a", 0, /*valid=*/false), "a.noname.1");
+      EXPECT_EQ(submit("a", 0), "a.noname.1");
+      EXPECT_EQ(submit("b", 0), "b.noname.0");
+      if (rank < 2) EXPECT_EQ(submit("a", 1), "a.noname.0");
+      // Rank 0 joins after fewer calls than rank 1, in both process sets.
+      for (int i = 0; rank == 1 && i < 2; ++i) {
+        EXPECT_EQ(submit("a", 1), "a.noname." + std::to_string(i + 1));
+        EXPECT_EQ(submit("b", 0), "b.noname." + std::to_string(i + 1));
+      }
+      EXPECT_TRUE(job[rank].SubmitUnnamed(Bare(OpKind::kJoin, "join"))->Wait(seconds(20)).ok());
+    }
+  });
+}
+
 TEST(EngineTest, KilledPeerFailsEverybodyByName) {
   Job job(4);
   std::atomic<int> failures{0};
@@ -626,7 +658,8 @@ TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
   std::ifstream file(path);
   const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
   for (const char* part :
-       {"NEGOTIATE_ALLREDUCE", "\"ALLREDUCE\"", "my \\\"tensor\\\"", "dad_clock"}) {
+       {"NEGOTIATE_ALLREDUCE", "\"ALLREDUCE\"", "\"name\":\"allreduce.my \\\"tensor\\\"\"",
+        "\"tensor\":\"my \\\"tensor\\\"\"", "dad_clock"}) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(text.substr(text.size() - 2), "]\n");

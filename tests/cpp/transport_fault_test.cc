@@ -1,6 +1,8 @@
 // Messages and faults, over every transport: memory, lifetimes, peers that leave, fall
 // silent or never come; and what the local network does on demand.
 #include <cstring>
+#include <future>
+#include <utility>
 
 #include "tests/cpp/transport_fixture.h"
 
@@ -206,6 +208,63 @@ TEST(GlooWire, AnotherWireFormatIsALossThatSaysSo) {
     if (transport.rank() == 1) {
       EXPECT_NE(sink.lost()[0].second.message().find("wire format"), std::string::npos);
     }
+  });
+}
+
+// Reads nothing more once it has got the first message, until it is told to go on.
+class StoppingSink : public RecordingSink {
+ public:
+  std::byte* Reserve(int, const MessageHeader&) override {
+    go_on_.wait();
+    return nullptr;
+  }
+  void GoOn() { release_.set_value(); }
+
+ private:
+  std::promise<void> release_;
+  std::shared_future<void> go_on_ = release_.get_future().share();
+};
+
+// What Worker takes for a sign of life: bytes that move, but not those that the kernel of a stopped
+// process acknowledges on its behalf.
+TEST(GlooProgress, CountsBytesThatMoveAndNotWhatAStoppedPeersKernelTakes) {
+  TransportMaker maker("gloo", 2);
+  StoppingSink stopped;
+  std::promise<void> looked;
+  // Looks until two looks are the same.
+  const auto settle = [](Transport& transport) {
+    int64_t last = -1;
+    for (int64_t now = 0; now != last;) {
+      last = std::exchange(now, transport.ProgressWith(1));
+      std::this_thread::sleep_for(milliseconds(100));
+    }
+    return last;
+  };
+  RunRanks(maker, [&](Transport& transport) {
+    if (transport.rank() == 1) {
+      transport.SetSink(&stopped);
+      EXPECT_TRUE(stopped.WaitForMessages(3));
+      EXPECT_GE(transport.ProgressWith(0), 64 << 20);
+      looked.get_future().wait();
+      transport.SetSink(nullptr);
+      return;
+    }
+    // The receiver stops at its header, and the ping behind it gets as far as its kernel.
+    transport.Send(1, DataHeader(1), BytesOf("stop"), nullptr);
+    MessageHeader ping;
+    ping.kind = MessageKind::kPing;
+    const int64_t idle = settle(transport);
+    transport.Send(1, ping, {}, nullptr);
+    EXPECT_EQ(settle(transport), idle) << "a ping that nobody reads is no sign of life";
+    // A large message fills the buffers of both kernels and then goes no further.
+    const int64_t before = transport.ProgressWith(1);
+    transport.Send(1, DataHeader(2), BytesOf(std::string(64 << 20, 'x')), nullptr);
+    const int64_t full = settle(transport);
+    EXPECT_GT(full, before);
+    EXPECT_LT(full, 64 << 20);
+    stopped.GoOn();
+    EXPECT_TRUE(transport.Flush(kLong).ok());
+    looked.set_value();
   });
 }
 

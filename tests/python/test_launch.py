@@ -328,6 +328,7 @@ def test_rank_that_left_early_is_named_beside_the_one_that_failed(seconds):
     assert done.returncode == 1
     assert "rank 0 on localhost failed: exit code 1" in done.stderr
     assert "dadrun: rank 1 had ended before, with exit code 0\n" in done.stderr
+    assert "dadrun: rank 1 had fewer steps than the others: give all ranks equally" in done.stderr
     assert "dadrun: the other rank was stopped" in done.stderr
 
 

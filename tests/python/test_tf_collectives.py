@@ -549,6 +549,18 @@ def check_join_with_uneven_data():
     assert hvd().allreduce(tf.constant(1.0), op=hvd().Sum).numpy() == 3.0
 
 
+def check_unnamed_calls_on_a_process_set_after_an_uneven_join():
+    pair = hvd().add_process_set([0, 1])
+    for active in [2, 1][: hvd().rank() + 1] if pair.included() else []:
+        total = hvd().allreduce(tf.constant(1.0), op=hvd().Sum, process_set=pair)
+        assert total.numpy() == active  # rank 0 has joined after the first
+    hvd().join()
+    if pair.included():
+        for _ in range(2):
+            assert hvd().allreduce(tf.constant(1.0), op=hvd().Sum, process_set=pair).numpy() == 2.0
+    hvd().remove_process_set(pair)
+
+
 def check_xla_is_refused_in_one_sentence():
     step = tf.function(lambda x: hvd().allreduce(x), jit_compile=True)
     raises(ValueError, lambda: step(tf.constant(1.0)), "cannot be compiled by XLA")
@@ -563,6 +575,15 @@ def check_timeline():
         events = json.loads(Path(path).read_text())
         assert any("ALLREDUCE" in event.get("name", "") for event in events)
         assert "traced" in json.dumps(events)
+
+
+def check_init_after_an_error_of_a_peer_needs_no_shutdown():
+    if hvd().rank() == 0:
+        hvd().shutdown()  # as a rank does that has caught an error of its own
+    else:
+        raises(tf.errors.UnknownError, lambda: hvd().allreduce(tf.ones(1)), "rank 0 has shut down")
+    hvd().init()
+    assert hvd().allreduce(tf.constant(1.0), op=hvd().Sum).numpy() == 3.0
 
 
 def check_init_and_shutdown_again():

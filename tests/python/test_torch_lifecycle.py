@@ -162,6 +162,17 @@ def check_init_twice_is_once():
     assert hvd().gloo_enabled() and not hvd().mpi_enabled()
 
 
+def check_init_after_an_error_of_a_peer_needs_no_shutdown():
+    for _ in range(2):
+        if hvd().rank() == 0:
+            hvd().shutdown()  # as a rank does that has caught an error of its own
+        else:
+            with pytest.raises(hvd().HorovodInternalError, match="rank 0 has shut down.* join\\(\\)"):
+                hvd().allreduce(torch.ones(1), name="in vain")
+        hvd().init()
+        assert hvd().allreduce(torch.ones(1), op=hvd().Sum).item() == 2.0
+
+
 def check_a_forked_child_starts_afresh():
     child = os.fork()
     if child == 0:

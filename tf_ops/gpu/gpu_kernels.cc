@@ -25,11 +25,6 @@ struct OnGpu {
                     context->op_device_context()->stream()->platform_specific_handle().stream);
     return Status::Ok();
   }
-
-  static Status MayBeUnnamed() {
-    // The counters of unnamed calls are the CPU kernels' own.
-    return Status::InvalidArgument("a collective on a GPU needs a name; give one with name=");
-  }
 };
 
 #define DAD_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU)

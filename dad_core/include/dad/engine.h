@@ -91,9 +91,17 @@ class Engine {
 
   // Never blocks. Misuse and failures come back in the ticket.
   virtual std::shared_ptr<Ticket> Submit(Request request) = 0;
+  // Submits a request that has a label ("allreduce") instead of a name, as "<label>.noname.<n>":
+  // ranks that make the same calls in the same order get the same names. n counts the requests of
+  // this label in this process set. It starts at 0 with the engine, and again in all process sets
+  // when all ranks have come to a join(), since they came to it after different numbers of calls.
+  // A request that is rejected on this rank does not consume a number. `name`: what it is called.
+  virtual std::shared_ptr<Ticket> SubmitUnnamed(Request request, std::string* name = nullptr) = 0;
+  // How many joins all ranks have come to. Grows before the join's ticket is done.
+  virtual int64_t num_joins() const = 0;
   // Several at once, for which the worker wakes up once. `done` is called for each as by
   // Ticket::OnDone, with its place among them; that may be before this returns. With `user_waits` a
-  // user blocks on all of them, as by Ticket::Wait.
+  // user blocks on all of them (Ticket::UserWaits).
   using Tickets = std::vector<std::shared_ptr<Ticket>>;
   using OneDone = std::function<void(size_t place, const std::shared_ptr<Ticket>&, const Status&)>;
   virtual Tickets SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done);
@@ -128,7 +136,8 @@ class Engine {
   virtual void ReturnLast(int process_set, uint32_t stream) = 0;
   virtual void DropStates(int process_set, uint32_t stream) = 0;
 
-  // OK while the engine works; else why it died.
+  // OK while the engine works; else why it died, or why a request failed for want of a peer that
+  // has left.
   virtual Status health() const = 0;
 };
 
@@ -138,5 +147,8 @@ Status InitProcess(const World& world, const Options& options,
                    std::vector<std::vector<int>> process_sets);
 void ShutdownProcess();
 std::shared_ptr<Engine> ProcessEngine();  // null before Init and after Shutdown
+// Engine::num_joins of all engines that this process has had. Where it has changed, ranks may have
+// gone on without each other in between.
+int64_t ProcessJoins();
 
 }  // namespace dad

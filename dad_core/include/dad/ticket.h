@@ -23,6 +23,14 @@ class Ticket {
   // silent peer fails every ticket.
   virtual Status Wait(std::chrono::milliseconds timeout = std::chrono::milliseconds(-1)) = 0;
 
+  // Says that a user blocks on it, without blocking: nothing else will be submitted before it is
+  // done, so the engine must not hold it back for what could go with it.
+  virtual void UserWaits() = 0;
+
+  // Whether this rank rejected the request when it was submitted, so that no other rank has heard
+  // of it.
+  virtual bool Rejected() const = 0;
+
   // Calls `done` once with the final status: on the worker thread, or at once
   // when the ticket is done already. At most one callback per ticket.
   virtual void OnDone(std::function<void(const Status&)> done) = 0;

@@ -31,6 +31,8 @@ class Connection final : private EventLoop::Handler, private FrameReader::Listen
   void Start();
   FrameWriter& writer() { return writer_; }
 
+  // See Transport::ProgressWith.
+  int64_t Progress() { return reader_.bytes_received() + writer_.BytesAcknowledged(); }
   double LineRate() const { return open_ ? LineRateOf(fd_) : 0; }
   bool leaves_host() const { return open_ && LeavesHost(fd_); }
 

@@ -42,6 +42,7 @@ Status FrameReader::ReadSome(int fd) {
       return Status::Aborted(std::strerror(errno));
     }
     traffic_->bytes_received += got;
+    bytes_received_ += got;
     read += static_cast<size_t>(got);
     const size_t of_payload = std::min(static_cast<size_t>(got), payload_left_);
     stage_end_ += static_cast<size_t>(got) - of_payload;

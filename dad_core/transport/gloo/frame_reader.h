@@ -1,7 +1,8 @@
 // The incoming half of a connection: cuts a byte stream into messages. Used by one
-// thread.
+// thread, except where a method says otherwise.
 #pragma once
 
+#include <atomic>
 #include <memory>
 
 #include "dad/status.h"
@@ -27,6 +28,9 @@ class FrameReader {
   // Not OK: nothing more can be read, and why.
   Status ReadSome(int fd);
 
+  // Any thread.
+  int64_t bytes_received() const { return bytes_received_; }
+
  private:
   bool in_payload() const { return payload_left_ > 0; }
   Status TakeStaged();
@@ -35,6 +39,7 @@ class FrameReader {
 
   Traffic* const traffic_;
   Listener* const listener_;
+  std::atomic<int64_t> bytes_received_{0};
 
   MessageHeader header_;
   std::byte* payload_at_ = nullptr;

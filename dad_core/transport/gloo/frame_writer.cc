@@ -100,6 +100,15 @@ bool FrameWriter::WaitUntilTaken(std::chrono::steady_clock::time_point deadline)
   }
 }
 
+int64_t FrameWriter::BytesAcknowledged() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  int on_the_way = 0;
+  if (fd_ >= 0 && ioctl(fd_, SIOCOUTQ, &on_the_way) == 0 && on_the_way > 0) {
+    bytes_acknowledged_ = bytes_sent_ - on_the_way;
+  }
+  return bytes_acknowledged_;
+}
+
 std::string FrameWriter::error() const {
   std::lock_guard<std::mutex> lock(mutex_);
   return error_;
@@ -134,6 +143,7 @@ void FrameWriter::WriteLocked(Done* done) {
       return;
     }
     traffic_->bytes_sent += sent;
+    bytes_sent_ += sent;
     AdvanceLocked(static_cast<size_t>(sent), done);
     if (static_cast<size_t>(sent) < total) return;  // the socket is full
   }

@@ -39,6 +39,10 @@ class FrameWriter {
   // if the connection is reset afterwards. False at the deadline.
   bool WaitUntilTaken(std::chrono::steady_clock::time_point deadline);
 
+  // How many bytes the other host had acknowledged when this was last called while more were on
+  // their way.
+  int64_t BytesAcknowledged();
+
   // Why writing stopped, if it did; the connection is shut down then, so that the
   // reader meets its end.
   std::string error() const;
@@ -72,6 +76,8 @@ class FrameWriter {
   std::deque<Outgoing> queue_;
   int releasing_ = 0;  // threads that have written and not released yet
   std::string error_;
+  int64_t bytes_sent_ = 0;
+  int64_t bytes_acknowledged_ = 0;
 };
 
 }  // namespace dad::gloo_transport

@@ -88,6 +88,11 @@ double GlooTransport::LineRate() const {
   return any_leaves ? between_hosts : inside;
 }
 
+int64_t GlooTransport::ProgressWith(int peer) const {
+  const auto& connection = connections_[static_cast<size_t>(peer)];
+  return connection == nullptr ? 0 : connection->Progress();
+}
+
 void GlooTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
                          std::shared_ptr<void> keep) {
   connections_[peer]->writer().Send(header, std::move(payload), std::move(keep));

@@ -24,6 +24,7 @@ class GlooTransport final : public Transport, private ConnectionListener {
   std::string_view name() const override { return "gloo"; }
   TransportCounters counters() const override;
   double LineRate() const override;
+  int64_t ProgressWith(int peer) const override;
   void Send(int peer, MessageHeader header, GatherBuffer payload,
             std::shared_ptr<void> keep) override;
   Status Flush(Millis timeout) override;

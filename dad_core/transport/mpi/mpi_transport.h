@@ -25,6 +25,7 @@ class MpiTransport final : public Transport, private MessageSink, private Ordere
 
   std::string_view name() const override { return "mpi"; }
   TransportCounters counters() const override;
+  int64_t ProgressWith(int peer) const override { return control_->ProgressWith(peer); }
   void Send(int peer, MessageHeader header, GatherBuffer payload,
             std::shared_ptr<void> keep) override;
   Status Flush(Millis timeout) override;

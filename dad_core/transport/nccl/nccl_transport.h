@@ -34,6 +34,7 @@ class NcclTransport : public Transport, public DeviceCollectives, private Messag
   DeviceCollectives* device_collectives() override { return this; }
   int device() const override { return device_; }
   TransportCounters counters() const override { return control_->counters(); }
+  int64_t ProgressWith(int peer) const override { return control_->ProgressWith(peer); }
   void Send(int peer, MessageHeader header, GatherBuffer payload,
             std::shared_ptr<void> keep) override;
   Status Flush(Millis timeout) override { return control_->Flush(timeout); }

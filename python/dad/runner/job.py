@@ -309,6 +309,11 @@ class Job:
         if before:
             names = ", ".join(rank.label for rank in before)
             lines.append(f"dadrun: {names} had ended before, with exit code 0")
+        if any(rank.label == lost for rank in before):
+            lines.append(
+                f"dadrun: {lost} had fewer steps than the others: give all ranks equally many batches, "
+                "or call join() after the last one"
+            )
         for rank in others:
             if rank.label == lost and rank.told_to_stop:
                 lines.append(f"dadrun: {lost} on {rank.host}, which it lost, was still there and was stopped")

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from dad._lib import _core
 from dad.arguments import reduce_op, scatter_op, set_id
 from dad.basics import Average, Sum
 from dad.process_sets import ProcessSet, global_process_set
@@ -557,21 +558,16 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     return output
 
 
-_joins = 0
-
-
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
-    global _joins
     _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
-    _joins += 1
     return last_rank
 
 
 def joins() -> int:
-    """How often all ranks have joined: before that, some may have gone on without others."""
-    return _joins
+    """How many joins all ranks have come to: before each, some may have gone on without others."""
+    return _core.joins()
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
