@@ -34,7 +34,7 @@ else()
 endif()
 if(CUDA_INCLUDE_DIR AND CUBLAS_INCLUDE_DIR)
   set(cublas_check ${PROJECT_SOURCE_DIR}/dad_core/device/cublas_abi_check.cc)
-  target_sources(dad_core PRIVATE ${cublas_check})
+  target_sources(dad_core_objects PRIVATE ${cublas_check})
   set_source_files_properties(${cublas_check} PROPERTIES
     INCLUDE_DIRECTORIES "${CUDA_INCLUDE_DIR};${CUBLAS_INCLUDE_DIR}")
   message(STATUS "dad: declarations of cuBLAS are checked against ${CUBLAS_INCLUDE_DIR}")

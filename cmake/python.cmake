@@ -16,7 +16,8 @@ find_path(PYBIND11_INCLUDE_DIR pybind11/pybind11.h HINTS ${hints} REQUIRED)
 # dad_add_python_module(TARGET FILE_NAME SOURCES...): becomes dad._lib.FILE_NAME.
 function(dad_add_python_module target file_name)
   Python_add_library(${target} MODULE WITH_SOABI ${ARGN})
-  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${file_name} CXX_VISIBILITY_PRESET hidden)
+  dad_target(${target})
+  set_target_properties(${target} PROPERTIES OUTPUT_NAME ${file_name})
   target_link_libraries(${target} PRIVATE dad_core)
 endfunction()
 

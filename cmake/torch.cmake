@@ -25,8 +25,7 @@ if(torch_sources)
     target_sources(dad_torch_parts PRIVATE torch_ops/${part}.cc)
     list(FILTER torch_sources EXCLUDE REGEX "/${part}\\.cc$")
   endforeach()
-  set_target_properties(dad_torch_parts PROPERTIES CXX_VISIBILITY_PRESET hidden
-    POSITION_INDEPENDENT_CODE ON)
+  dad_target(dad_torch_parts)
   target_link_libraries(dad_torch_parts PRIVATE dad_core)
 
   dad_add_python_module(dad_torch _torch ${torch_sources} $<TARGET_OBJECTS:dad_torch_parts>)

@@ -3,11 +3,9 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-check() { # check FOLDER SANITIZERS
-  echo "sanitize: $2, in build/$1"
-  generator=()
-  if command -v ninja >/dev/null; then generator=(-G Ninja); fi
-  cmake -S . -B "build/$1" "${generator[@]}" -DDAD_SANITIZE="$2" -DDAD_PYTHON=OFF -DDAD_TORCH=OFF > /dev/null
+check() { # check PRESET, of CMakePresets.json
+  echo "sanitize: $1, in build/$1"
+  cmake --preset "$1" > /dev/null
   cmake --build "build/$1" --parallel "$(nproc)" | tail -n 1
   "build/$1/tests/cpp/dad_tests" --gtest_brief=1
   "build/$1/tests/cpp/gpu/dad_gpu_tests" --gtest_brief=1
@@ -17,5 +15,5 @@ check() { # check FOLDER SANITIZERS
 export TSAN_OPTIONS="halt_on_error=1 second_deadlock_stack=1"
 export ASAN_OPTIONS="detect_leaks=1 detect_stack_use_after_return=1"
 export UBSAN_OPTIONS="print_stacktrace=1"
-check tsan thread
-check asan address,undefined
+check tsan
+check asan

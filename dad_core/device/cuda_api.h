@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <string>
 
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
@@ -57,7 +58,7 @@ inline constexpr int kCudaComputeMinor = 76;
 
 #define DAD_CUDA_FUNCTIONS(X) DAD_CUDA_PLAIN(X) DAD_CUDA_OVERLOADED(X)
 
-struct CudaApi {
+struct DAD_EXPORT CudaApi {
 #define DAD_MEMBER(name, result, parameters) result(*name) parameters = nullptr;
   DAD_CUDA_FUNCTIONS(DAD_MEMBER)
 #undef DAD_MEMBER
@@ -70,21 +71,21 @@ struct CudaApi {
 
 // `path`: this file and no other. Empty: the runtime that the process has loaded, or the
 // system's, of CUDA 13 or 12.
-Result<CudaApi> LoadCuda(const std::string& path = "");
+DAD_EXPORT Result<CudaApi> LoadCuda(const std::string& path = "");
 
 // The one of this process, opened when first asked for: DAD_CUDART_LIBRARY names a file to take
 // instead of what is found. It stays until the process ends.
 Result<const CudaApi*> ProcessCuda();
 
 // How many devices; kUnavailable, saying what is missing, if there is no driver or no device.
-Result<int> CountCudaDevices(const CudaApi& cuda);
+DAD_EXPORT Result<int> CountCudaDevices(const CudaApi& cuda);
 
 // The device of a process: the one of its local rank, or the only one that it sees, since a
 // launcher may show each process its own. kUnavailable says what is missing.
-Result<int> DeviceOfRank(const CudaApi& cuda, int local_rank);
+DAD_EXPORT Result<int> DeviceOfRank(const CudaApi& cuda, int local_rank);
 
 // Makes `device` this thread's current one, and puts back what it was.
-class CudaDeviceGuard {
+class DAD_EXPORT CudaDeviceGuard {
  public:
   CudaDeviceGuard(const CudaApi& cuda, int device);
   ~CudaDeviceGuard();

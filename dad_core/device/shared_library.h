@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
@@ -16,7 +17,7 @@ struct LibrarySearch {
 };
 
 // Stays open until the process ends: its code may run as long as that.
-class SharedLibrary {
+class DAD_EXPORT SharedLibrary {
  public:
   // kUnavailable with the reason and the remedy.
   static Result<SharedLibrary> Open(const LibrarySearch& search);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
@@ -25,6 +26,7 @@ std::string PercentEncode(const std::string& text);
 
 // url: "http://ADDR:PORT" (a key lives at /<scope>/<key>, as horovodrun serves it)
 // or "file:///DIR". `scope` keeps one job and one init() apart from the next.
-Result<std::unique_ptr<Store>> OpenStore(const std::string& url, const std::string& scope);
+DAD_EXPORT Result<std::unique_ptr<Store>> OpenStore(const std::string& url,
+                                                    const std::string& scope);
 
 }  // namespace dad

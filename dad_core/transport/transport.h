@@ -25,6 +25,7 @@
 #include <utility>
 #include <vector>
 
+#include "dad/export.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
@@ -36,7 +37,7 @@ namespace dad {
 
 // Takes what arrives. Called by the transport's thread, one call at a time per
 // peer; must not block for long and must not call SetSink or Close.
-class MessageSink {
+class DAD_EXPORT MessageSink {
  public:
   virtual ~MessageSink() = default;
 
@@ -64,7 +65,7 @@ struct TransportCounters {
 
 class DeviceCollectives;
 
-class Transport {
+class DAD_EXPORT Transport {
  public:
   using Millis = std::chrono::milliseconds;
   using Clock = std::chrono::steady_clock;

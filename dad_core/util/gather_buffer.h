@@ -11,11 +11,13 @@
 #include <utility>
 #include <vector>
 
+#include "dad/export.h"
+
 namespace dad {
 
 using ByteSpan = std::span<const std::byte>;
 
-class GatherBuffer {
+class DAD_EXPORT GatherBuffer {
  public:
   // Copies.
   void Append(const void* data, size_t num_bytes);

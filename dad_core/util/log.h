@@ -4,14 +4,16 @@
 #include <sstream>
 #include <string>
 
+#include "dad/export.h"
+
 namespace dad {
 
 enum class LogLevel { kTrace = 0, kDebug, kInfo, kWarning, kError, kFatal };
 
 void SetLogLevel(LogLevel level, bool hide_time);
 void SetLogRank(int rank);
-bool LogEnabled(LogLevel level);
-void LogLine(LogLevel level, const std::string& text);
+DAD_EXPORT bool LogEnabled(LogLevel level);
+DAD_EXPORT void LogLine(LogLevel level, const std::string& text);
 
 class LogMessage {
  public:

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/export.h"
 #include "dad/options.h"
 #include "dad/request.h"
 #include "dad/state.h"
@@ -76,7 +77,7 @@ struct Stats {
   std::vector<TensorStats> tensors;
 };
 
-class Engine {
+class DAD_EXPORT Engine {
  public:
   // Meets the other ranks and starts the worker. The static process sets are
   // made in the order given; they get the ids 1, 2, …
@@ -143,12 +144,12 @@ class Engine {
 
 // The one engine of this process, shared by all frameworks in it. In a forked
 // child these behave as if Init had not been called.
-Status InitProcess(const World& world, const Options& options,
-                   std::vector<std::vector<int>> process_sets);
-void ShutdownProcess();
-std::shared_ptr<Engine> ProcessEngine();  // null before Init and after Shutdown
+DAD_EXPORT Status InitProcess(const World& world, const Options& options,
+                              std::vector<std::vector<int>> process_sets);
+DAD_EXPORT void ShutdownProcess();
+DAD_EXPORT std::shared_ptr<Engine> ProcessEngine();  // null before Init and after Shutdown
 // Engine::num_joins of all engines that this process has had. Where it has changed, ranks may have
 // gone on without each other in between.
-int64_t ProcessJoins();
+DAD_EXPORT int64_t ProcessJoins();
 
 }  // namespace dad

@@ -3,11 +3,12 @@
 #pragma once
 
 #include "dad/contribution.h"
+#include "dad/export.h"
 
 namespace dad {
 
 // The sum over the layer's rows, indexed rows and dense part, into `weight`: out × in, of a
 // floating type, in memory of the host. One thread.
-void FormWeight(const LayerInput& layer, const TensorView& weight);
+DAD_EXPORT void FormWeight(const LayerInput& layer, const TensorView& weight);
 
 }  // namespace dad

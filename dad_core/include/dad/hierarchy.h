@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dad/engine.h"
+#include "dad/export.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
@@ -26,9 +27,9 @@ struct HostPlan {
   std::vector<int> Leaders() const;
   const std::vector<int>& HostOf(int rank) const;
 };
-HostPlan PlanHosts(std::span<const std::string> hostname_of_rank);
+DAD_EXPORT HostPlan PlanHosts(std::span<const std::string> hostname_of_rank);
 
-class Hierarchy {
+class DAD_EXPORT Hierarchy {
  public:
   // Makes the process sets; every rank of the engine calls it, with the same plan. The engine must
   // outlive it and its tickets.

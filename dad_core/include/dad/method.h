@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dad/contribution.h"
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
@@ -36,7 +37,7 @@ struct LayerShape {
 
 // A parsed text. Immutable, and cheap to copy: equal texts share one parse, so a step that sends
 // what the previous one sent parses nothing. Any thread.
-class Method {
+class DAD_EXPORT Method {
  public:
   Method();  // none
   // Implicit, so that a text is a method. A malformed text is reported by status().
@@ -65,6 +66,6 @@ class Method {
 
 // True for methods that exchange the rows of a layer (A and D), from which every rank forms the
 // gradient. Such rows cannot be added up. Of an unknown method: false.
-bool ExchangesRows(const Method& method);
+DAD_EXPORT bool ExchangesRows(const Method& method);
 
 }  // namespace dad

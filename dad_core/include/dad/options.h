@@ -7,11 +7,12 @@
 #include <string>
 #include <vector>
 
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
 
-struct Options {
+struct DAD_EXPORT Options {
   int64_t fusion_bytes = 0;  // filled from the table's defaults by the constructor
   double cycle_time_ms = 0;
   int64_t cache_capacity = 0;
@@ -52,6 +53,6 @@ struct OptionInfo {
   std::string horovod_variable;  // empty: Horovod has none
   std::string meaning;
 };
-std::vector<OptionInfo> OptionTable();
+DAD_EXPORT std::vector<OptionInfo> OptionTable();
 
 }  // namespace dad

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "dad/contribution.h"
+#include "dad/export.h"
 #include "dad/method.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
@@ -26,10 +27,10 @@ enum class OpKind : uint8_t {
   kAddProcessSet,
   kRemoveProcessSet,
 };
-const char* Name(OpKind kind);  // "allreduce"
+DAD_EXPORT const char* Name(OpKind kind);  // "allreduce"
 
 enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct, kAdasum };
-const char* Name(ReduceOp op);  // "Sum"
+DAD_EXPORT const char* Name(ReduceOp op);  // "Sum"
 
 // Asked once the shape of an output is known (allgather, alltoall,
 // reducescatter). Called on the worker thread: it must not need the GIL. An

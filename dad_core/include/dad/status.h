@@ -8,6 +8,8 @@
 #include <utility>
 #include <variant>
 
+#include "dad/export.h"
+
 namespace dad {
 
 enum class StatusCode : uint8_t {
@@ -20,7 +22,7 @@ enum class StatusCode : uint8_t {
   kInternal,            // a broken invariant
 };
 
-const char* StatusCodeName(StatusCode code);
+DAD_EXPORT const char* StatusCodeName(StatusCode code);
 
 class [[nodiscard]] Status {
  public:

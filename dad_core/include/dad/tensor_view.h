@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "dad/export.h"
+
 namespace dad {
 
 enum class DType : uint8_t {
@@ -23,17 +25,17 @@ enum class DType : uint8_t {
 };
 inline constexpr int kNumDTypes = 11;
 
-size_t SizeOf(DType dtype);
-const char* Name(DType dtype);  // "float32"
-bool IsFloating(DType dtype);
+DAD_EXPORT size_t SizeOf(DType dtype);
+DAD_EXPORT const char* Name(DType dtype);  // "float32"
+DAD_EXPORT bool IsFloating(DType dtype);
 
 // Where the bytes live. The tensors of a request are all on the host or all on one device.
 enum class DeviceType : uint8_t { kCpu = 0, kCuda };
 
 using Shape = std::vector<int64_t>;
-const char* Name(DeviceType device);       // "the host"
-std::string ToString(const Shape& shape);  // "[10,4]"
-int64_t NumElements(const Shape& shape);
+DAD_EXPORT const char* Name(DeviceType device);       // "the host"
+DAD_EXPORT std::string ToString(const Shape& shape);  // "[10,4]"
+DAD_EXPORT int64_t NumElements(const Shape& shape);
 
 struct TensorView {
   void* data = nullptr;

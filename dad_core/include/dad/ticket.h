@@ -8,11 +8,12 @@
 #include <vector>
 
 #include "dad/device.h"
+#include "dad/export.h"
 #include "dad/status.h"
 
 namespace dad {
 
-class Ticket {
+class DAD_EXPORT Ticket {
  public:
   virtual ~Ticket() = default;
 
