@@ -31,7 +31,7 @@ TABLE = """
 TAIL = """
 ## Other names
 
-Names that the code mentions but that are no settings:
+Names that appear in the code but are not settings:
 
 | variable | reason |
 |---|---|

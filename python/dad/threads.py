@@ -40,12 +40,10 @@ def choose(world: World, environ: Mapping[str, str]) -> int:
         return wish
     if "DAD_CORE_SHARE" in environ:
         done = json.loads(environ["DAD_CORE_SHARE"])
-        told = [library for library in _loaded() if library.name in done["for"]]
-        for library in told:
-            if library.is_free({}):  # TensorFlow's getter does not know of the variable
-                library.tell(done["threads"])
-        _say(world, done["threads"], [library.name for library in told])
-        return int(done["threads"])
+        threads = int(done["threads"])
+        told = [lib.name for lib in _loaded() if lib.name in done["for"] and lib.has_taken(threads)]
+        _say(world, threads, told)
+        return threads
     cores = usable_cores()
     threads = world.threads or share_of_cores(cores, [cores] * (world.local_size or 1))
     if world.size > 1 and threads < len(cores["cpus"]):
@@ -74,6 +72,10 @@ class _Library:
         """Whether the user has left the number of threads to the library."""
         return not any(environ.get(name) for name in THREAD_VARIABLES[self.name])
 
+    def has_taken(self, threads: int) -> bool:
+        """Whether it uses the number of its variable, and the script has not called for another one."""
+        raise NotImplementedError
+
     def tell(self, threads: int) -> bool:
         """Sets the number; False if it is too late."""
         raise NotImplementedError
@@ -86,6 +88,9 @@ class _Torch(_Library):
         # torch starts with one thread per core, or per CPU where a core has several.
         return super().is_free(environ) and self.module().get_num_threads() >= _count_physical_cores()
 
+    def has_taken(self, threads: int) -> bool:
+        return bool(self.module().get_num_threads() == threads)
+
     def tell(self, threads: int) -> bool:
         self.module().set_num_threads(threads)
         return True
@@ -97,6 +102,12 @@ class _TensorFlow(_Library):
     def is_free(self, environ: Mapping[str, str]) -> bool:
         threading = self.module().config.threading
         return super().is_free(environ) and threading.get_intra_op_parallelism_threads() == 0
+
+    def has_taken(self, threads: int) -> bool:
+        if self.is_free({}):
+            self.tell(threads)  # its getter does not know of the variable
+            return True
+        return bool(self.module().config.threading.get_intra_op_parallelism_threads() == threads)
 
     def tell(self, threads: int) -> bool:
         try:

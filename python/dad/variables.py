@@ -105,15 +105,15 @@ LIBRARIES = (
 
 SECTIONS = {"Jobs": JOB, "The place of a rank": PLACE, "Libraries for GPUs": LIBRARIES}
 
-# Names that the code mentions and that are no settings, each with the reason.
-_PASSED_ON = "a flag of horovodrun; dadrun sets it for scripts that look, and dad itself does not"
-_ELASTIC = "elastic launching sets it; optimizers then skip what needs a fixed number of ranks"
+# Names that appear in the code but are not settings, each with the reason.
+_PASSED_ON = "a flag of horovodrun; dadrun passes it on to the ranks, and dad does not use it"
+_ELASTIC = "elastic launchers set it; optimizers are then distributed even if there is one rank"
 NOT_SETTINGS = {
-    "DAD_CORE_SHARE": "dadrun tells its ranks which numbers of threads it has set",
+    "DAD_CORE_SHARE": "dadrun tells its ranks how many threads it has chosen, and for which libraries",
     "DAD_RUN_SECRET": "dad.run() signs what it sends to its ranks with it",
     "DAD_ELASTIC": _ELASTIC,
     "HOROVOD_ELASTIC": _ELASTIC,
-    "HOROVOD_CONTROLLER": "set as horovodrun sets it, for scripts that look",
+    "HOROVOD_CONTROLLER": "set as horovodrun does, for scripts that read it",
     "HOROVOD_AUTOTUNE_WARMUP_SAMPLES": _PASSED_ON,
     "HOROVOD_AUTOTUNE_STEPS_PER_SAMPLE": _PASSED_ON,
     "HOROVOD_AUTOTUNE_BAYES_OPT_MAX_SAMPLES": _PASSED_ON,

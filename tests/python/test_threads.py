@@ -211,6 +211,14 @@ def test_wish_beats_calls_and_variables(choose):
         choose(DAD_THREADS_PER_RANK="0")
 
 
+def test_call_in_the_script_beats_what_dadrun_has_set(choose):
+    share = {"DAD_CORE_SHARE": '{"threads": 2, "for": ["torch", "TensorFlow", "dad"]}'}
+    assert choose(FakeTorch(8), FakeTensorFlow(5), **share) == (2, [8, 5], "")
+    chosen, numbers, said = choose(FakeTorch(2), FakeTensorFlow(), **share)
+    assert (chosen, numbers) == (2, [2, 2])
+    assert said.startswith("[dad rank 0] torch and TensorFlow use 2 threads in each rank")
+
+
 def test_tensorflow_that_has_started_is_left_as_it_is_and_said(choose):
     chosen, numbers, said = choose(None, FakeTensorFlow(started=True))
     assert (chosen, numbers) == (2, [0])
