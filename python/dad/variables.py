@@ -48,6 +48,14 @@ JOB = (
         "",
         "Name of the job in reports, the same on all ranks. By default one is made up from the time.",
     ),
+    Variable(
+        "check_replicas",
+        "1",
+        "DAD_CHECK_REPLICAS",
+        "",
+        "Whether ranks compare their parameters and their optimizers' settings now and then while they train. "
+        "1: a warning names what differs. raise: it is an error on all ranks. 0: they do not compare.",
+    ),
     Variable("seed", "0", "DAD_SEED", "", "Seed of what qsgd rounds at random, the same on all ranks."),
     Variable(
         "threads_per_rank",
