@@ -39,6 +39,7 @@ class Observation:
     link: Link | None = None
     reason: str = ""  # why not (only) as rows
     sums: bool = False  # rows of a vector are its gradients of samples: a norm's
+    row_outputs: int = 0  # values of D in a row, of one group of a convolution; 0: all outputs
     passes: int = 1  # backward passes of a step
     too_large: bool = False  # a sparse form of it was larger than dense
 
@@ -85,6 +86,11 @@ class Layer:
     @property
     def rows(self) -> int:
         return max((s.rows + s.indexed_rows for s in self.seen), default=0)
+
+    @property
+    def row_outputs(self) -> int:
+        """The most values that a row of D has on any rank."""
+        return max((s.row_outputs or self.out for s in self.seen if s.rows), default=self.out)
 
     @property
     def all_rows(self) -> int:

@@ -255,12 +255,13 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
     wire = getattr(layer.method, "wire", "fp32")
     if layer.dense and (layer.used or layer.columns == 1):
         return _dense(layer, costs, layer.reason, fallback=not planned)
-    values = max((s.rows for s in layer.seen), default=0) * (layer.columns + layer.out)
+    values = max((s.rows for s in layer.seen), default=0) * (layer.columns + layer.row_outputs)
     num_bytes = values * layer.row_bits(wire) / 8
     indexed = max((s.indexed_rows for s in layer.seen), default=0)
     num_bytes += indexed * (4 + layer.columns * layer.row_bits(wire) / 8)
     num_bytes *= costs.factor_copies
-    flops = 2.0 * layer.all_rows * layer.columns * layer.out if any(s.rows for s in layer.seen) else 0.0
+    product = 2.0 * layer.all_rows * layer.columns * layer.row_outputs
+    flops = product if any(s.rows for s in layer.seen) else 0.0
     dense_bytes = costs.dense_bytes(layer)
     if num_bytes >= dense_bytes:
         why = f"{layer.rows} rows would take {num_bytes / 1e3:.1f} kB, dense takes {dense_bytes / 1e3:.1f} kB"
@@ -270,7 +271,7 @@ def _exact(layer: Layer, costs: Costs) -> Choice:
         return _dense(
             layer, costs, f"faster here: the product of all ranks' {layer.all_rows} rows takes longer"
         )
-    why = f"{layer.rows} rows of {layer.columns}+{layer.out}" if layer.used else "not used yet"
+    why = f"{layer.rows} rows of {layer.columns}+{layer.row_outputs}" if layer.used else "not used yet"
     return Choice(
         kind="factor",
         layers=(layer.name,),

@@ -179,6 +179,15 @@ def model():
     return nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.ReLU(), nn.Dropout(0.1), nn.Linear(64, 64))
 
 
+def test_rows_of_a_group_have_the_outputs_of_that_group():
+    """96 rows, 2 of each of 48 groups."""
+    grouped = layer("a", out=384, columns=54, rows=96, method=C.dad(), size=2, row_outputs=8)
+    choice = made([grouped], replace(SLOW, size=2))["a"]
+    assert (choice.kind, choice.num_bytes, choice.why) == ("factor", 96 * (54 + 8) * 4, "96 rows of 54+8")
+    whole = layer("a", out=384, columns=54, rows=96, method=C.dad(), size=2)
+    assert made([whole], replace(SLOW, size=2))["a"].kind == "dense"
+
+
 def test_a_kind_that_nobody_can_send_is_an_error():
     choice = made([layer("a")])["a"]
     with pytest.raises(ValueError, match='"a": a request of kind .signsgd. is not known; .*dense, factor'):

@@ -291,7 +291,7 @@ def check_graphs_do_not_grow_with_the_number_of_groups():
 
 def check_groups_go_by_factors_where_these_pay():
     for size, kinds in ((3, {"factor"}), (9, {"dense"})):
-        model, data = many_groups(4, size)
+        model, data = many_groups(48, size)
         expected = gradients_in_tensorflow(model, data, "none")
         with slow_link():
             ours = gradients_in_tensorflow(model, data, "dad")

@@ -83,6 +83,7 @@ class Pair:
     link: Link | None = None
     bias_reason: str = ""
     sums: bool = False  # rows are gradients of samples
+    row_outputs: int = 0  # as in Observation
 
 
 @dataclass
@@ -464,6 +465,7 @@ def observe(
                 link=pair.link,
                 reason=pair.reason,
                 sums=pair.sums,
+                row_outputs=pair.row_outputs,
                 too_large=by_name[pair.weight].too_large,
             )
         if pair.bias is not None and pair.bias in by_name:

@@ -266,6 +266,7 @@ def pairs_of(names: Sequence[str], found: Sequence[Found]) -> list[Work]:
             reason=one.reason,
             link=Link(names[link.upper], link.activation, link.slope) if link is not None else None,
             sums=bool(one.uses) and one.uses is one.sums,
+            row_outputs=max((use.row_outputs for use in one.uses), default=0),
             bias_reason="" if one.bias is None else found[one.bias].reason,
         )
         work.append(Work(pair, i, one.bias, one))

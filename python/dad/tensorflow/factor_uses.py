@@ -146,6 +146,7 @@ class Use(ABC):
     """
 
     kind = "rows"
+    row_outputs = 0  # values of D in a row; 0: all outputs
 
     def __init__(self, nodes: Nodes, tensors, path: Path, shape, dtype):
         self.inputs: tuple[tf.Tensor, ...] = (*tensors, *path.scalars)
@@ -476,7 +477,8 @@ class ConvolutionUse(Use):
         self.convolution = convolution
         self._restore = restore  # gives x the shape that the convolution is described for
         self._form_kernel = form  # of a convolution with one group
-        self.begins = tuple(range(0, convolution.outputs, convolution.outputs_of_group))
+        self.row_outputs = convolution.outputs_of_group
+        self.begins = tuple(range(0, convolution.outputs, self.row_outputs))
         self.delta = nodes.base(dy)
 
     def by_samples(self, layout: Layout) -> Use:

@@ -56,6 +56,7 @@ def _observe(
         link=None if slot.unlinked else _common_link(slot.segments, names),
         reason=_torch.capture_reason(slot.param) if not slot.segments or has_gradient else "",
         sums=slot.param.dim() < 2 and bool(rows),
+        row_outputs=max((s.d.shape[1] for s in rows), default=0),
         too_large=slot.too_large,
     )
 
