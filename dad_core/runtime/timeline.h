@@ -1,14 +1,18 @@
-// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto
-// open it. One file per rank, valid JSON at any time: a rank that is killed leaves one without its
-// last second. Thread-safe to start and stop; events come from the worker.
+// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto open it. One file per
+// rank, valid JSON at any time. Events are in the file soon after they happen, also when none
+// follows, so that a rank that is killed leaves all but its last moments. A tensor's track has the
+// name that Horovod gives it ("allreduce.x"), and dad's ("x") in the argument "tensor". Thread-safe
+// to start and stop; everything else is for the worker.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "dad/status.h"
@@ -31,20 +35,41 @@ class Timeline {
   Status Start(const std::string& path, bool mark_cycles);
   Status Stop();
 
-  // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move.
-  void Negotiated(const RequestState& request);
-  // ROUND_<n> of everything in a batch.
-  void Round(const std::vector<BatchPart>& parts, int round, Clock::time_point started);
+  // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move. WAIT_FOR_BATCH where it
+  // went by the schedule: until the other tensors of its batch were there.
+  void Started(const RequestState& request);
+  // ROUND_<n> of everything in a batch: when the message of each rank came, and whose was last.
+  struct BatchRound {
+    uint64_t batch;
+    int round;
+    Clock::time_point started;
+    Clock::time_point ended;
+    int last_rank;
+    std::vector<std::pair<int, Clock::time_point>> arrived;  // by rank
+  };
+  void Round(const std::vector<BatchPart>& parts, const BatchRound& round);
+  // RECALL, an instant on the trace of the whole rank: who asked for it, and for which tensors.
+  struct Recall {
+    uint32_t schedule = 0;
+    std::vector<int> ranks;
+    std::vector<std::string> missing;
+    std::vector<std::string> changed;
+  };
+  void Recalled(const Recall& recall, Clock::time_point at);
   // ALLREDUCE: from the first byte to the result.
   void Finished(const RequestState& request);
   // An instant on the trace of the whole rank.
   void Cycle();
 
+  // When FlushIfDue should be called next; none: everything is in the file.
+  std::optional<Clock::time_point> NextFlush();
+  void FlushIfDue(Clock::time_point now);
+
  private:
-  void Write(const std::string& tensor, const std::string& what, Clock::time_point from,
-             Clock::time_point to);
+  void Write(const RequestState& request, const std::string& what, Clock::time_point from,
+             Clock::time_point to, const std::string& args);
   int64_t Micros(Clock::time_point at) const;
-  int TrackOf(const std::string& tensor);
+  int TrackOf(const RequestState& request);
   void Append(const std::string& event);
   void Flush();
 
@@ -55,11 +80,11 @@ class Timeline {
   int file_ = -1;
   int64_t end_ = 0;      // where the closing bracket is
   std::string pending_;  // whole events that are not in the file yet
-  Clock::time_point flushed_at_;
+  Clock::time_point pending_since_;
   bool failed_ = false;
   bool mark_cycles_ = false;
   Clock::time_point zero_;
-  std::unordered_map<std::string, int> tracks_;
+  std::unordered_map<std::string, int> tracks_;  // by Horovod's names
 };
 
 }  // namespace dad

@@ -355,6 +355,7 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 }
 
 void Worker::CheckTimers(Clock::time_point now) {
+  timeline_.FlushIfDue(now);
   if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
     const Peers::Verdict verdict = peers_.Check(Awaited(), now);
@@ -375,9 +376,9 @@ void Worker::CheckTimers(Clock::time_point now) {
   }
 }
 
-std::optional<Worker::Clock::time_point> Worker::NextDeadline() const {
+std::optional<Worker::Clock::time_point> Worker::NextDeadline() {
   if (shutting_down_) return shutdown_deadline_;
-  std::optional<Clock::time_point> deadline;
+  std::optional<Clock::time_point> deadline = timeline_.NextFlush();
   if (aborted_) return deadline;
   auto sooner = [&](Clock::time_point at) {
     if (!deadline.has_value() || at < *deadline) deadline = at;
@@ -607,7 +608,8 @@ Stats Worker::CollectStats() {
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
       stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.device,
-                               traffic.dense, traffic.effective, traffic.seconds, traffic.recent});
+                               traffic.dense, traffic.effective, traffic.seconds, traffic.recent,
+                               /*hosts_bytes_sent=*/0, traffic.worst});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.device_bytes += traffic.device;
       stats.dense_bytes += traffic.dense;

@@ -81,7 +81,7 @@ class Worker final : public MessageSink, private LaneOwner {
   void RunOnDevice(int lane, DeviceTask task);
   void HandleJoin(const std::shared_ptr<RequestState>& request);
   void CheckTimers(Clock::time_point now);
-  std::optional<Clock::time_point> NextDeadline() const;
+  std::optional<Clock::time_point> NextDeadline();
   std::vector<bool> Awaited() const;
   void MakeLane(int id, const std::vector<int>& ranks);
   Lane* FindLane(int id);

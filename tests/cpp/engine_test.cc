@@ -632,6 +632,44 @@ TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
   EXPECT_EQ(text.substr(text.size() - 2), "]\n");
 }
 
+// What explains a late tensor: steps, batches, arrivals and recalls.
+TEST(EngineTest, TimelineTellsWhoWasWaitedForAndWhatWasRecalled) {
+  const std::string path = testing::TempDir() + "dad_timeline_late.json";
+  Job job(2);
+  const auto step = [&](bool with_b) {
+    job.Run([&](int rank) {
+      Values a({1}), b({1});
+      auto first = job[rank].Submit(a.AllReduce("a"));
+      auto second = with_b ? job[rank].Submit(b.AllReduce("b")) : nullptr;
+      ASSERT_TRUE(first->Wait(seconds(20)).ok());
+      if (second) {
+        ASSERT_TRUE(second->Wait(seconds(20)).ok());
+      }
+    });
+  };
+  const auto trace = [&](bool with_b) {
+    EXPECT_TRUE(job[0].StartTimeline(path, false).ok());
+    step(with_b);
+    EXPECT_TRUE(job[0].StopTimeline().ok());
+    std::ifstream file(path);
+    return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  };
+  const std::string first = trace(true);
+  EXPECT_NE(first.find("NEGOTIATE_ALLREDUCE"), std::string::npos);
+  EXPECT_NE(first.find("\"step\":1,\"batch\":\"negotiation "), std::string::npos);
+  for (int i = 0; i < 3; ++i) step(true);
+  const std::string scheduled = trace(true);
+  EXPECT_EQ(scheduled.find("NEGOTIATE_"), std::string::npos) << "nothing is negotiated";
+  for (const char* part : {"WAIT_FOR_BATCH", "\"step\":5,\"batch\":\"schedule ",
+                           "\"last_rank\":", "\"arrived_us\":{\"1\":"}) {
+    EXPECT_NE(scheduled.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(scheduled.find("RECALL"), std::string::npos);
+  const std::string recalled = trace(false);
+  EXPECT_NE(recalled.find("\"name\":\"RECALL\""), std::string::npos);
+  EXPECT_NE(recalled.find("\"missing\":[\"b\""), std::string::npos);
+}
+
 TEST(EngineTest, TuningGoesOnWhileTheStepsDo) {
   Options options;
   options.autotune = true;

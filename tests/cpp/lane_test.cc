@@ -249,6 +249,38 @@ TEST(LaneTest, AKindThatWaitsWhenAScheduleIsBuiltIsComparedWithTheScheduledOne) 
   EXPECT_EQ(StatusOf(*other).message(), StatusOf(*mine).message());
 }
 
+// `late` submits so many milliseconds after the others.
+void SumWithALateRank(Ranks& ranks, int late, int milliseconds_late) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    if (rank != late) ranks.Sum(rank, "a");
+  }
+  ranks.Settle();
+  ranks.Advance(milliseconds(milliseconds_late));
+  ranks.Sum(late, "a");
+  ranks.Settle();
+  ranks.ExpectAllDone();
+}
+
+TEST(LaneTest, TheWorstStepNamesTheRankThatAllWaitedFor) {
+  Ranks ranks(3);
+  const auto worst = [&](int rank) {
+    return ranks[rank].lane().executor().traffic().at("a").worst;
+  };
+  SumWithALateRank(ranks, 2, 50);  // negotiated
+  EXPECT_EQ(worst(0).step, 1);
+  EXPECT_EQ(worst(0).last_rank, 2);
+  EXPECT_DOUBLE_EQ(worst(0).waited, 0.05);
+  EXPECT_EQ(worst(2).last_rank, 2) << "the late one knows it, too";
+  EXPECT_DOUBLE_EQ(worst(2).waited, 0.0);
+  ranks.Learn({"a"});              // five more
+  SumWithALateRank(ranks, 1, 80);  // by the schedule
+  EXPECT_EQ(worst(0).step, 7);
+  EXPECT_EQ(worst(0).last_rank, 1);
+  EXPECT_DOUBLE_EQ(worst(0).waited, 0.08);
+  SumWithALateRank(ranks, 2, 10);
+  EXPECT_EQ(worst(0).step, 7) << "a better one changes nothing";
+}
+
 // A rank is lost after each of the steps that a scenario takes, in turn.
 struct Scenario {
   const char* name;
