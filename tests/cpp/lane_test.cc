@@ -82,6 +82,25 @@ TEST(LaneTest, TensorsThatComeAgainNeedNoNegotiation) {
   EXPECT_EQ(ranks[1].lane().num_predicted(), predicted + 1) << "a and b share a batch";
 }
 
+TEST(LaneTest, AScheduleIsBuiltWhereAStepBegins) {
+  Ranks ranks(2);
+  const auto step = [&] {
+    ranks.SumOnAll("a");
+    ranks.Settle();  // a is negotiated before the others come, also the second time
+    ranks.SumOnAll("b");
+    ranks.SumOnAll("c");
+    ranks.Settle();
+  };
+  step();
+  step();
+  const int64_t negotiations = ranks[0].lane().num_negotiations();
+  const int64_t predicted = ranks[0].lane().num_predicted();
+  step();
+  ranks.ExpectAllDone();
+  EXPECT_EQ(ranks[0].lane().num_negotiations(), negotiations);
+  EXPECT_EQ(ranks[0].lane().num_predicted(), predicted + 1);
+}
+
 TEST(LaneTest, ReadinessIsGatheredForTheCycleTime) {
   Options options;
   options.cycle_time_ms = 5;
@@ -152,6 +171,32 @@ TEST(LaneTest, AnotherShapeThanTheScheduleHasFailsOnAllRanks) {
     EXPECT_EQ(StatusOf(*request).message(),
               "ranks disagree on \"a\": shape [4] on rank 0, [5] on rank 1");
   }
+}
+
+// Rank 0 has a tensor of the kind that rank 1 has, but ranks disagreed before it said so.
+TEST(LaneTest, WhatFailedBeforeItWasAnnouncedIsNotAnnounced) {
+  Ranks ranks(2);
+  std::deque<Values> kept;
+  const auto gather = [&](int rank) {
+    return ranks[rank].Submit(kept.emplace_back(std::vector<float>{1.0f * rank}).AllGather("x"));
+  };
+  const RequestPtr sum = ranks.Sum(0, "x");
+  const RequestPtr rows = gather(1);
+  ranks[0].Run();
+  ranks[1].Run();
+  const RequestPtr too = gather(0);
+  ranks[0].Run();
+  ranks.Settle();
+  for (const RequestPtr& each : {sum, rows, too}) {
+    EXPECT_EQ(StatusOf(*each).code(), StatusCode::kFailedPrecondition);
+  }
+  const RequestPtr again = gather(1);
+  ranks.Settle();
+  EXPECT_FALSE(again->finished());
+  gather(0);
+  ranks.Settle();
+  EXPECT_TRUE(StatusOf(*again).ok());
+  EXPECT_EQ(kept[2].gathered, (std::vector<float>{0, 1}));
 }
 
 TEST(LaneTest, AStepThatIsGivenUpIsWithdrawnAndMayBeTriedAgain) {
