@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 namespace dad {
 
@@ -18,6 +19,16 @@ inline uint64_t NegotiatedBatchId(uint64_t sequence, uint32_t index) {
 inline uint64_t ScheduledBatchId(uint32_t schedule, uint32_t index, uint32_t count) {
   return kScheduledBit | static_cast<uint64_t>(schedule & 0x7fff) << 48 |
          static_cast<uint64_t>(index & 0xffff) << 32 | count;
+}
+
+// For people: "negotiation 7, batch 0" or "schedule 2, batch 0, run 15".
+inline std::string BatchName(uint64_t id) {
+  const std::string index = std::to_string(id >> ((id & kScheduledBit) != 0 ? 32 : 0) & 0xffff);
+  if ((id & kScheduledBit) == 0) {
+    return "negotiation " + std::to_string(id >> 16) + ", batch " + index;
+  }
+  return "schedule " + std::to_string(id >> 48 & 0x7fff) + ", batch " + index + ", run " +
+         std::to_string(id & 0xffffffff);
 }
 
 inline bool IsOfSchedule(uint64_t batch, uint32_t schedule) {

@@ -56,9 +56,13 @@ StepInput InputOf(RequestState& request, int tensor) {
   return input;
 }
 
-Executor::Executor(int member, int num_members, WireOut* wire,
+Executor::Executor(int member, std::vector<int> ranks, WireOut* wire,
                    std::function<void(const std::shared_ptr<RequestState>&)> done)
-    : member_(member), num_members_(num_members), wire_(wire), done_(std::move(done)) {}
+    : member_(member),
+      ranks_(std::move(ranks)),
+      num_members_(static_cast<int>(ranks_.size())),
+      wire_(wire),
+      done_(std::move(done)) {}
 
 Executor::~Executor() = default;
 
@@ -78,7 +82,9 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
       input = InputOf(request, part.tensor);
       if (request.started == std::chrono::steady_clock::time_point()) {
         request.started = batch.round_started;
-        wire_->timeline()->Negotiated(request);
+        const auto traffic = traffic_.find(request.meta.name);
+        request.step = 1 + (traffic == traffic_.end() ? 0 : traffic->second.steps);
+        wire_->timeline()->Started(request);
       }
     }
     if (Status status = part.exchange->Begin(input, group); !status.ok()) {
@@ -102,7 +108,9 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
       if (message.header.kind == MessageKind::kLeft) {
         return OnLeft(message.member, message.header, std::move(message.payload));
       }
-      if (!Accept(batch, message.member, message.header, std::move(message.payload))) return;
+      if (!Accept(batch, message.member, message.header, std::move(message.payload), message.at)) {
+        return;
+      }
     }
   }
   Advance(batch);
@@ -218,11 +226,11 @@ void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer pay
     return TellLeft(member, header.batch, header.signature, start_no_more_);
   }
   if (found == running_.end()) {
-    early_[header.batch].push_back({member, header, std::move(payload)});
+    early_[header.batch].push_back({member, header, std::move(payload), wire_->Now()});
     return;
   }
   Batch& batch = *found->second;
-  if (!Accept(batch, member, header, std::move(payload))) return;
+  if (!Accept(batch, member, header, std::move(payload), wire_->Now())) return;
   if (!batch.finished) return Advance(batch);
   if (batch.shares[header.round][member].in_place) --batch.writing;
   ReleaseWhenUnused(batch);
@@ -232,7 +240,7 @@ void Executor::OnLeft(int member, const MessageHeader& header, AlignedBuffer pay
   auto found = running_.find(header.batch);
   if (found == running_.end()) {
     if (start_no_more_.ok() && !left_.contains(header.batch)) {
-      early_[header.batch].push_back({member, header, std::move(payload)});
+      early_[header.batch].push_back({member, header, std::move(payload), wire_->Now()});
     }
     return;
   }
@@ -245,8 +253,8 @@ void Executor::OnLeft(int member, const MessageHeader& header, AlignedBuffer pay
   LeaveAndTell(*found->second, Status::Aborted(why), [member](int m) { return m == member; });
 }
 
-bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
-                      AlignedBuffer payload) {
+bool Executor::Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload,
+                      std::chrono::steady_clock::time_point at) {
   if (header.signature != batch.signature || header.round >= batch.num_rounds ||
       batch.shares[header.round][member].arrived) {
     wire_->Fatal(member, "sent a message that does not belong to the batch it names");
@@ -254,6 +262,7 @@ bool Executor::Accept(Batch& batch, int member, const MessageHeader& header,
   }
   Share& share = batch.shares[header.round][member];
   share.arrived = true;
+  share.at = at;
   share.num_bytes = header.payload_bytes;
   share.in_place = payload.size() == 0 && header.payload_bytes > 0;
   share.payload = std::move(payload);
@@ -267,11 +276,39 @@ void Executor::Advance(Batch& batch) {
       return wire_->Fatal(member_, status.message());
     }
     for (Share& share : batch.shares[batch.round]) share.payload = AlignedBuffer();
-    wire_->timeline()->Round(batch.parts, batch.round, batch.round_started);
+    NoteRound(batch);
     if (++batch.round == batch.num_rounds) return Finish(batch);
     batch.round_started = wire_->Now();
     if (!SendOrHold(batch) || batch.held) return;
   }
+}
+
+// Who kept the round waiting: the member whose message came last, or this rank if all were there
+// when it began. In a batch that goes by the schedule the first round is the readiness.
+void Executor::NoteRound(const Batch& batch) {
+  Timeline::BatchRound round{batch.id,
+                             batch.round,
+                             batch.round_started,
+                             wire_->Now(),
+                             ranks_[static_cast<size_t>(member_)],
+                             {}};
+  auto last = batch.round_started;
+  for (int m = 0; m < num_members_; ++m) {
+    const auto at = batch.shares[batch.round][m].at;
+    if (at == std::chrono::steady_clock::time_point()) continue;  // had nothing to send
+    const int rank = ranks_[static_cast<size_t>(m)];
+    round.arrived.emplace_back(rank, at);
+    if (at <= last) continue;
+    last = at;
+    round.last_rank = rank;
+  }
+  for (const BatchPart& part : batch.parts) {
+    if (!part.request || batch.round > 0 || part.request->negotiated) continue;
+    if (part.request->last_rank >= 0 && last <= part.request->ready) continue;  // another slice
+    part.request->last_rank = round.last_rank;
+    part.request->ready = last;
+  }
+  wire_->timeline()->Round(batch.parts, round);
 }
 
 Status Executor::ReceiveRound(Batch& batch) {
@@ -429,6 +466,13 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
     const double seconds = std::chrono::duration<double>(now - request.started).count();
     traffic.seconds += seconds;
     traffic.recent.seconds += seconds;
+    const auto since_submit = [&](auto time) {
+      return std::max(0.0, std::chrono::duration<double>(time - request.submitted).count());
+    };
+    if (since_submit(now) >= traffic.worst.seconds) {
+      const double waited = request.last_rank < 0 ? 0.0 : since_submit(request.ready);
+      traffic.worst = {traffic.steps, since_submit(now), waited, request.last_rank};
+    }
   }
   if (!request.meta.method.none()) {
     traffic.effective = request.report.effective;

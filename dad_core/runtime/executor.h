@@ -44,12 +44,14 @@ struct TensorTraffic {
   OpKind kind = OpKind::kAllReduce;
   Method method;
   RecentTraffic recent;
+  WorstStep worst;
 };
 
 class Executor {
  public:
   // `done` is told when a request has lost its last part.
-  Executor(int member, int num_members, WireOut* wire,
+  // `ranks`: of the members.
+  Executor(int member, std::vector<int> ranks, WireOut* wire,
            std::function<void(const std::shared_ptr<RequestState>&)> done);
   ~Executor();
 
@@ -106,12 +108,14 @@ class Executor {
     bool in_place = false;  // written where the exchange said
     AlignedBuffer payload;
     size_t num_bytes = 0;
+    std::chrono::steady_clock::time_point at;  // when it came
   };
   struct Batch;
   struct Early {
     int member;
     MessageHeader header;
     AlignedBuffer payload;
+    std::chrono::steady_clock::time_point at;
   };
 
   bool SendOrHold(Batch& batch);
@@ -119,7 +123,9 @@ class Executor {
   Status SendRound(Batch& batch);
   void OfferDestinations(Batch& batch);
   void ExpectNothingFromSilent(Batch& batch);
-  bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload);
+  bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload,
+              std::chrono::steady_clock::time_point at);
+  void NoteRound(const Batch& batch);
   void Advance(Batch& batch);
   Status ReceiveRound(Batch& batch);
   Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
@@ -132,6 +138,7 @@ class Executor {
   void EndPart(BatchPart& part, const Status& status);
 
   const int member_;
+  const std::vector<int> ranks_;
   const int num_members_;
   WireOut* const wire_;
   const std::function<void(const std::shared_ptr<RequestState>&)> done_;

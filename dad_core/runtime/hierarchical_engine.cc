@@ -45,6 +45,7 @@ Stats Folded(Stats stats) {
     all.recent.sent += step.recent.sent;
     all.recent.hosts_sent += step.recent.hosts_sent;
     all.recent.seconds += step.recent.seconds;
+    if (step.worst.seconds > all.worst.seconds) all.worst = step.worst;
   }
   stats.tensors.clear();
   for (auto& [name, one] : by_name) stats.tensors.push_back(std::move(one));

@@ -36,7 +36,7 @@ Lane::Lane(int id, std::vector<int> ranks, int my_rank, const Options& options,
       owner_(owner),
       cache_(static_cast<size_t>(options.cache_capacity)),
       negotiator_(ranks_, &cache_, options.join_strict),
-      executor_(member_, static_cast<int>(ranks_.size()), wire,
+      executor_(member_, ranks_, wire,
                 [this](const std::shared_ptr<RequestState>& request) { Done(request); }),
       fusion_bytes_(options.fusion_bytes),
       wanted_fusion_bytes_(options.fusion_bytes) {
@@ -112,7 +112,7 @@ void Lane::OnMessage(int member, const MessageHeader& header, AlignedBuffer payl
   if (!message.ok()) return wire_->Fatal(member, message.status().message());
   auto& round = heard_[header.batch];
   round.resize(num_members());
-  round[static_cast<size_t>(member)] = std::move(message).value();
+  round[static_cast<size_t>(member)] = {std::move(message).value(), wire_->Now()};
 }
 
 void Lane::Pump() {
@@ -141,7 +141,11 @@ void Lane::Pump() {
                                  [](const auto& message) { return message.has_value(); });
     if (!all) return;
     std::vector<NegotiationMessage> messages;
-    for (auto& message : round->second) messages.push_back(std::move(*message));
+    heard_at_.clear();
+    for (auto& heard : round->second) {
+      messages.push_back(std::move(heard->message));
+      heard_at_.push_back(heard->at);
+    }
     heard_.erase(round);
     ++sequence_;
     spoken_ = false;
@@ -189,7 +193,7 @@ void Lane::Speak() {
   }
   auto& round = heard_[sequence_];
   round.resize(num_members());
-  round[static_cast<size_t>(member_)] = std::move(message);
+  round[static_cast<size_t>(member_)] = {std::move(message), wire_->Now()};
   spoken_ = true;
 }
 
@@ -285,6 +289,7 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
     all_missing_.insert(all_missing_.end(), message.missing.begin(), message.missing.end());
     all_stale_.insert(all_stale_.end(), message.stale.begin(), message.stale.end());
   }
+  if (recalled && schedule_.has_value()) TraceRecall(messages);
   if (IsOutgrown() || (recalled && schedule_.has_value())) {
     // From here to the count nobody commits: the next message of each rank says
     // how far it had come.
@@ -312,6 +317,17 @@ std::vector<int> Lane::AbsentRanks(const Decision::Ready& ready) const {
     if (ready.absent[member]) absent.push_back(ranks_[member]);
   }
   return absent;
+}
+
+// Of the members that announced it in this round, the one that was heard last.
+void Lane::NoteLast(const Decision::Ready& ready, RequestState& request) const {
+  request.negotiated = true;
+  for (int member : ready.last) {
+    const Clock::time_point at = heard_at_[static_cast<size_t>(member)];
+    if (request.last_rank >= 0 && at < request.ready) continue;
+    request.last_rank = ranks_[static_cast<size_t>(member)];
+    request.ready = at;
+  }
 }
 
 // `scheduled`: what is in the schedule, which is new, comes by it.
@@ -347,6 +363,7 @@ void Lane::Start(const Decision& decision, bool scheduled) {
       if (auto request = mine(part.request)) {
         if (request->parts_left == 0) {
           request->absent = AbsentRanks(decision.ready[static_cast<size_t>(part.request)]);
+          NoteLast(decision.ready[static_cast<size_t>(part.request)], *request);
         }
         ++request->parts_left;
         under_way_ = true;

@@ -114,6 +114,7 @@ class Lane {
   void Start(const Decision& decision, bool scheduled);
   bool JoinedAnew() const;
   std::vector<int> AbsentRanks(const Decision::Ready& ready) const;
+  void NoteLast(const Decision::Ready& ready, RequestState& request) const;
   void Fail(const RequestKey& key, const Status& why);
   void NoteGivenUp(uint64_t step, const Status& why);
   void TakeBack();
@@ -139,6 +140,7 @@ class Lane {
   void LosePatience();
   void RecallOtherKinds(const RequestKey& key);
   void AskRecall(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& stale);
+  void TraceRecall(const std::vector<NegotiationMessage>& messages) const;
   void FinishRecall(const std::vector<NegotiationMessage>& messages);
 
   const int id_;
@@ -156,7 +158,12 @@ class Lane {
 
   uint64_t sequence_ = 0;  // of the negotiation that is open
   bool spoken_ = false;    // our message with that number is out
-  std::map<uint64_t, std::vector<std::optional<NegotiationMessage>>> heard_;
+  struct Heard {
+    NegotiationMessage message;
+    Clock::time_point at;
+  };
+  std::map<uint64_t, std::vector<std::optional<Heard>>> heard_;
+  std::vector<Clock::time_point> heard_at_;  // by member, of the last negotiation that is over
 
   TensorCache cache_;
   Negotiator negotiator_;

@@ -3,6 +3,7 @@
 
 #include "runtime/batch_id.h"
 #include "runtime/lane.h"
+#include "runtime/timeline.h"
 #include "util/log.h"
 
 namespace dad {
@@ -203,6 +204,23 @@ void Lane::AskRecall(const std::vector<uint32_t>& missing, const std::vector<uin
   recall_ = Recall::kWanted;
   missing_.insert(missing_.end(), missing.begin(), missing.end());
   stale_.insert(stale_.end(), stale.begin(), stale.end());
+}
+
+void Lane::TraceRecall(const std::vector<NegotiationMessage>& messages) const {
+  Timeline::Recall recall;
+  recall.schedule = schedule_->id();
+  auto add_names = [this](const std::vector<uint32_t>& ids, std::vector<std::string>& names) {
+    for (uint32_t id : ids) {
+      if (const CacheEntry* entry = cache_.Get(id)) names.push_back(entry->meta.name);
+    }
+  };
+  for (size_t member = 0; member < messages.size(); ++member) {
+    if (!messages[member].recall) continue;
+    recall.ranks.push_back(ranks_[member]);
+    add_names(messages[member].missing, recall.missing);
+    add_names(messages[member].stale, recall.changed);
+  }
+  wire_->timeline()->Recalled(recall, wire_->Now());
 }
 
 // Every rank has said how often it committed to each batch. What all have sent

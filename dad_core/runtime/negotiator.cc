@@ -27,6 +27,7 @@ bool Negotiator::any_joined() const {
 }
 
 Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages) {
+  ++round_;
   uint32_t joins = 0;
   for (const NegotiationMessage& message : messages) joins = std::max(joins, message.joins);
   for (size_t member = 0; member < messages.size(); ++member) {
@@ -82,7 +83,8 @@ void Negotiator::Add(int member, const RequestMeta& meta, uint32_t phase) {
   auto found = Find(KeyOf(meta));
   if (!found.has_value()) {
     table_.push_back({KeyOf(meta), std::vector<std::optional<RequestMeta>>(members_.size()),
-                      std::vector<uint32_t>(members_.size())});
+                      std::vector<uint32_t>(members_.size()),
+                      std::vector<uint64_t>(members_.size())});
     found = std::prev(table_.end());
     auto& of_name = by_name_[meta.name];
     of_name.push_back(*found);
@@ -90,6 +92,7 @@ void Negotiator::Add(int member, const RequestMeta& meta, uint32_t phase) {
   }
   (*found)->metas[static_cast<size_t>(member)] = meta;
   (*found)->phases[static_cast<size_t>(member)] = phase;
+  (*found)->rounds[static_cast<size_t>(member)] = round_;
 }
 
 void Negotiator::Withdraw(int member, const RequestKey& key) {
@@ -215,7 +218,11 @@ void Negotiator::Conclude(const Entry& entry, Decision& decision) const {
                                               "allreduce works until all ranks have joined"});
     return;
   }
-  decision.ready.push_back({*base, phase_key, std::move(absent)});
+  std::vector<int> last;
+  for (size_t member = 0; member < members_.size(); ++member) {
+    if (entry.rounds[member] == round_) last.push_back(static_cast<int>(member));
+  }
+  decision.ready.push_back({*base, phase_key, std::move(absent), std::move(last)});
 }
 
 void Negotiator::Drop(const std::function<bool(const RequestKey& key)>& drop) {

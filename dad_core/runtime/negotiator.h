@@ -24,6 +24,7 @@ struct Decision {
     RequestMeta meta;  // first dimensions are those of the lowest rank that has it
     uint64_t phase_key = 0;
     std::vector<bool> absent;  // members that have joined and not got it; empty: none
+    std::vector<int> last;     // members whose messages of this round made it ready
   };
   struct Failed {
     RequestKey key;
@@ -59,6 +60,7 @@ class Negotiator {
     RequestKey key;
     std::vector<std::optional<RequestMeta>> metas;  // by member
     std::vector<uint32_t> phases;
+    std::vector<uint64_t> rounds;  // in which each member announced it
   };
   void Add(int member, const RequestMeta& meta, uint32_t phase);
   void Withdraw(int member, const RequestKey& key);
@@ -71,6 +73,7 @@ class Negotiator {
   const std::vector<int> members_;
   const TensorCache* const cache_;
   const bool join_strict_;
+  uint64_t round_ = 0;
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::list<Entry> table_;  // in the order in which names were first seen

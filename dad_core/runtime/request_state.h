@@ -80,6 +80,10 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   bool waited_for = false;    // a user thread blocks on it
   bool polled = false;        // it does not, but looks or wants to be called
   Clock::time_point started;  // of the first batch that carries it
+  int64_t step = 0;           // of this tensor, as the statistics count them
+  bool negotiated = false;    // else its batch went by the schedule
+  int last_rank = -1;         // the last to have it ready: all others waited for this rank
+  Clock::time_point ready;    // when we heard that it was
 
   std::vector<int64_t> splits;
   int64_t result_value = -1;

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "runtime/batch_id.h"
 #include "runtime/executor.h"
 #include "runtime/request_state.h"
 
@@ -57,6 +58,13 @@ std::string Format(const char* format, Values... values) {
   return text;
 }
 
+// Which step of the tensor it is, and for whom it waited, where that is known yet.
+std::string Args(const RequestState& request) {
+  std::string args = "\"step\":" + std::to_string(request.step);
+  if (request.last_rank >= 0) args += ",\"last_rank\":" + std::to_string(request.last_rank);
+  return args;
+}
+
 }  // namespace
 
 Status Timeline::Start(const std::string& path, bool mark_cycles) {
@@ -95,22 +103,52 @@ Status Timeline::Stop() {
   return failed_ || !closed ? Status::Internal("timeline: writing failed") : Status::Ok();
 }
 
-void Timeline::Negotiated(const RequestState& request) {
+void Timeline::Started(const RequestState& request) {
   if (!on_) return;
-  Write(request, "NEGOTIATE_" + Upper(Name(request.meta.kind)), request.submitted, request.started);
+  const std::string what =
+      request.negotiated ? "NEGOTIATE_" + Upper(Name(request.meta.kind)) : "WAIT_FOR_BATCH";
+  Write(request, what, request.submitted, request.started, Args(request));
 }
 
-void Timeline::Round(const std::vector<BatchPart>& parts, int round, Clock::time_point started) {
+void Timeline::Round(const std::vector<BatchPart>& parts, const BatchRound& round) {
   if (!on_) return;
-  const Clock::time_point now = Clock::now();
-  for (const BatchPart& part : parts) {
-    if (part.request) Write(*part.request, "ROUND_" + std::to_string(round), started, now);
+  std::string arrived;
+  for (const auto& [rank, at] : round.arrived) {
+    arrived += Format("%s\"%d\":%lld", arrived.empty() ? "" : ",", rank,
+                      static_cast<long long>(Micros(at)));
   }
+  for (const BatchPart& part : parts) {
+    if (!part.request) continue;
+    Write(*part.request, "ROUND_" + std::to_string(round.round), round.started, round.ended,
+          Format("\"step\":%lld,\"batch\":\"%s\",\"last_rank\":%d,\"arrived_us\":{%s}",
+                 static_cast<long long>(part.request->step), BatchName(round.batch).c_str(),
+                 round.last_rank, arrived.c_str()));
+  }
+}
+
+void Timeline::Recalled(const Recall& recall, Clock::time_point at) {
+  if (!on_) return;
+  const auto names = [](const std::vector<std::string>& tensors) {
+    std::string text;
+    for (const std::string& name : tensors) {
+      text += (text.empty() ? "\"" : ",\"") + Escaped(name) + '"';
+    }
+    return text;
+  };
+  std::string ranks;
+  for (int rank : recall.ranks) ranks += (ranks.empty() ? "" : ",") + std::to_string(rank);
+  std::lock_guard lock(mutex_);
+  if (file_ < 0) return;
+  Append(
+      Format("{\"name\":\"RECALL\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d,\"args\":"
+             "{\"schedule\":%u,\"ranks\":[%s],\"missing\":[%s],\"changed\":[%s]}}",
+             static_cast<long long>(Micros(at)), rank_ * kTracksPerRank, recall.schedule,
+             ranks.c_str(), names(recall.missing).c_str(), names(recall.changed).c_str()));
 }
 
 void Timeline::Finished(const RequestState& request) {
   if (!on_ || request.started == Clock::time_point()) return;
-  Write(request, Upper(Name(request.meta.kind)), request.started, Clock::now());
+  Write(request, Upper(Name(request.meta.kind)), request.started, Clock::now(), Args(request));
 }
 
 void Timeline::Cycle() {
@@ -135,13 +173,14 @@ void Timeline::FlushIfDue(Clock::time_point now) {
 }
 
 void Timeline::Write(const RequestState& request, const std::string& what, Clock::time_point from,
-                     Clock::time_point to) {
+                     Clock::time_point to, const std::string& args) {
   std::lock_guard lock(mutex_);
   if (file_ < 0 || from < zero_) return;
   const int track = TrackOf(request);
-  Append(Format("{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0}",
-                what.c_str(), static_cast<long long>(Micros(from)),
-                static_cast<long long>(Micros(to) - Micros(from)), track));
+  Append(Format(
+      "{\"name\":\"%s\",\"ph\":\"X\",\"ts\":%lld,\"dur\":%lld,\"pid\":%d,\"tid\":0,\"args\":{%s}}",
+      what.c_str(), static_cast<long long>(Micros(from)),
+      static_cast<long long>(Micros(to) - Micros(from)), track, args.c_str()));
 }
 
 int64_t Timeline::Micros(Clock::time_point at) const {

@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "dad/status.h"
@@ -34,10 +35,27 @@ class Timeline {
   Status Start(const std::string& path, bool mark_cycles);
   Status Stop();
 
-  // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move.
-  void Negotiated(const RequestState& request);
-  // ROUND_<n> of everything in a batch.
-  void Round(const std::vector<BatchPart>& parts, int round, Clock::time_point started);
+  // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move. WAIT_FOR_BATCH where it
+  // went by the schedule: until the other tensors of its batch were there.
+  void Started(const RequestState& request);
+  // ROUND_<n> of everything in a batch: when the message of each rank came, and whose was last.
+  struct BatchRound {
+    uint64_t batch;
+    int round;
+    Clock::time_point started;
+    Clock::time_point ended;
+    int last_rank;
+    std::vector<std::pair<int, Clock::time_point>> arrived;  // by rank
+  };
+  void Round(const std::vector<BatchPart>& parts, const BatchRound& round);
+  // RECALL, an instant on the trace of the whole rank: who asked for it, and for which tensors.
+  struct Recall {
+    uint32_t schedule = 0;
+    std::vector<int> ranks;
+    std::vector<std::string> missing;
+    std::vector<std::string> changed;
+  };
+  void Recalled(const Recall& recall, Clock::time_point at);
   // ALLREDUCE: from the first byte to the result.
   void Finished(const RequestState& request);
   // An instant on the trace of the whole rank.
@@ -49,7 +67,7 @@ class Timeline {
 
  private:
   void Write(const RequestState& request, const std::string& what, Clock::time_point from,
-             Clock::time_point to);
+             Clock::time_point to, const std::string& args);
   int64_t Micros(Clock::time_point at) const;
   int TrackOf(const RequestState& request);
   void Append(const std::string& event);

@@ -638,7 +638,8 @@ Stats Worker::CollectStats() {
     stats.predicted_batches += slot.lane->num_predicted();
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
       stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.device,
-                               traffic.dense, traffic.effective, traffic.seconds, traffic.recent});
+                               traffic.dense, traffic.effective, traffic.seconds, traffic.recent,
+                               /*hosts_bytes_sent=*/0, traffic.worst});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.device_bytes += traffic.device;
       stats.dense_bytes += traffic.dense;

@@ -274,6 +274,14 @@ py::dict StatsAsDict() {
     if (between_hosts) recent["hosts_bytes_sent"] = tensor.recent.hosts_sent;
     row["recent"] = recent;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
+    if (tensor.worst.step > 0) {
+      py::dict worst;
+      worst["step"] = tensor.worst.step;
+      worst["seconds"] = tensor.worst.seconds;
+      worst["waited_seconds"] = tensor.worst.waited;
+      worst["last_rank"] = tensor.worst.last_rank;
+      row["worst"] = worst;
+    }
     tensors[py::str(tensor.name)] = row;
   }
   py::dict all;

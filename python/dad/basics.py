@@ -176,7 +176,8 @@ def stop_timeline() -> None:
 def stats() -> dict[str, Any]:
     """Bytes counted at the socket since init() or reset_stats(), in total and per tensor; beside them
     `device_bytes`, what was handed to NCCL, which does not say what it sends (docs/gpu.md). A tensor's
-    `recent` has what belongs to the method it goes by now."""
+    `recent` has what belongs to the method it goes by now, and its `worst` describes the step that took
+    longest: `step`, `seconds`, `waited_seconds` until the last rank had it ready, and that `last_rank`."""
     return _core.stats()
 
 

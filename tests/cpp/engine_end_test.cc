@@ -294,26 +294,5 @@ TEST(EngineLeaveTest, WhatIsLeftBehindTakesNoTime) {
   EXPECT_LT(used() - before, 10);
 }
 
-// Rank 0 has a tensor of the kind that rank 1 has, but ranks disagreed before it said so.
-TEST(EngineLeaveTest, WhatFailedBeforeItWasAnnouncedIsNotAnnounced) {
-  Job job(2);
-  job.network().SetDelay(milliseconds(50));
-  std::vector<Values> values(2, Values({1}));
-  Values more({5});
-  const auto sum = job[0].Submit(values[0].AllReduce("x"));
-  const auto rows = job[1].Submit(values[1].AllGather("x"));
-  std::this_thread::sleep_for(milliseconds(20));
-  const auto too = job[0].Submit(more.AllGather("x"));
-  for (const auto& each : {sum, rows, too}) {
-    EXPECT_EQ(each->Wait(seconds(20)).code(), StatusCode::kFailedPrecondition);
-  }
-  job.Run([&](int rank) {
-    if (rank == 0) std::this_thread::sleep_for(milliseconds(200));
-    Values again({static_cast<float>(rank)});
-    EXPECT_TRUE(job[rank].Submit(again.AllGather("x"))->Wait(seconds(20)).ok());
-    EXPECT_EQ(again.gathered, (std::vector<float>{0, 1}));
-  });
-}
-
 }  // namespace
 }  // namespace dad

@@ -6,6 +6,7 @@
 #include <barrier>
 #include <fstream>
 #include <future>
+#include <latch>
 #include <numeric>
 #include <random>
 #include <set>
@@ -124,16 +125,6 @@ class Steps {
 };
 
 void NoPause(int, Ticket&) {}
-void Pause(int, Ticket&) { std::this_thread::sleep_for(milliseconds(30)); }
-
-TEST(EngineTest, AScheduleIsBuiltWhereAStepBegins) {
-  Steps steps;
-  // The first tensor is negotiated before the others come, also the second time.
-  steps.Run(2, Pause);
-  const Stats stats = steps.OfAStep(Pause);
-  EXPECT_EQ(stats.predicted_batches, 1);
-  EXPECT_EQ(stats.negotiations, 0);
-}
 
 TEST(EngineTest, AHitchDoesNotPartABatchForEver) {
   Steps steps;
@@ -306,14 +297,16 @@ TEST(EngineTest, EveryKindOfDisagreementNamesTheValues) {
 
 TEST(EngineTest, SameNameTwiceInFlightIsAnError) {
   Job job(2);
+  std::latch refused(1);
   job.Run([&](int rank) {
-    Values a({1}), b({1}), gate({0});
+    Values a({1}), b({1});
     // Rank 1 comes late, so that the first is still in flight.
-    if (rank == 1) std::this_thread::sleep_for(milliseconds(100));
+    if (rank == 1) refused.wait();
     auto first = job[rank].Submit(a.AllReduce("twin"));
     if (rank == 0) {
       const Status status = job[rank].Submit(b.AllReduce("twin"))->Wait(seconds(20));
       EXPECT_EQ(status.code(), StatusCode::kInvalidArgument);
+      refused.count_down();
     }
     EXPECT_TRUE(first->Wait(seconds(20)).ok());
   });
@@ -620,12 +613,14 @@ TEST(EngineTest, DestructorFailsEveryOpenTicket) {
 
 TEST(EngineTest, WaitGivesUpAfterItsTimeoutAndTheRequestGoesOn) {
   Job job(2);
+  std::latch gave_up(1);
   job.Run([&](int rank) {
     Values v({1});
-    if (rank == 1) std::this_thread::sleep_for(milliseconds(200));
+    if (rank == 1) gave_up.wait();
     auto ticket = job[rank].Submit(v.AllReduce("v"));
     if (rank == 0) {
       EXPECT_EQ(ticket->Wait(milliseconds(20)).code(), StatusCode::kTimeout);
+      gave_up.count_down();
     }
     EXPECT_TRUE(ticket->Wait(seconds(20)).ok());
     EXPECT_EQ(v.data[0], 2.0f);
@@ -663,6 +658,44 @@ TEST(EngineTest, TimelineHasThePhasesOfEachTensor) {
     EXPECT_NE(text.find(part), std::string::npos) << part;
   }
   EXPECT_EQ(text.substr(text.size() - 2), "]\n");
+}
+
+// What explains a late tensor: steps, batches, arrivals and recalls.
+TEST(EngineTest, TimelineTellsWhoWasWaitedForAndWhatWasRecalled) {
+  const std::string path = testing::TempDir() + "dad_timeline_late.json";
+  Job job(2);
+  const auto step = [&](bool with_b) {
+    job.Run([&](int rank) {
+      Values a({1}), b({1});
+      auto first = job[rank].Submit(a.AllReduce("a"));
+      auto second = with_b ? job[rank].Submit(b.AllReduce("b")) : nullptr;
+      ASSERT_TRUE(first->Wait(seconds(20)).ok());
+      if (second) {
+        ASSERT_TRUE(second->Wait(seconds(20)).ok());
+      }
+    });
+  };
+  const auto trace = [&](bool with_b) {
+    EXPECT_TRUE(job[0].StartTimeline(path, false).ok());
+    step(with_b);
+    EXPECT_TRUE(job[0].StopTimeline().ok());
+    std::ifstream file(path);
+    return std::string((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  };
+  const std::string first = trace(true);
+  EXPECT_NE(first.find("NEGOTIATE_ALLREDUCE"), std::string::npos);
+  EXPECT_NE(first.find("\"step\":1,\"batch\":\"negotiation "), std::string::npos);
+  for (int i = 0; i < 3; ++i) step(true);
+  const std::string scheduled = trace(true);
+  EXPECT_EQ(scheduled.find("NEGOTIATE_"), std::string::npos) << "nothing is negotiated";
+  for (const char* part : {"WAIT_FOR_BATCH", "\"step\":5,\"batch\":\"schedule ",
+                           "\"last_rank\":", "\"arrived_us\":{\"1\":"}) {
+    EXPECT_NE(scheduled.find(part), std::string::npos) << part;
+  }
+  EXPECT_EQ(scheduled.find("RECALL"), std::string::npos);
+  const std::string recalled = trace(false);
+  EXPECT_NE(recalled.find("\"name\":\"RECALL\""), std::string::npos);
+  EXPECT_NE(recalled.find("\"missing\":[\"b\""), std::string::npos);
 }
 
 TEST(EngineTest, TuningGoesOnWhileTheStepsDo) {

@@ -119,8 +119,8 @@ class ExecutorTest : public testing::Test {
 
   NotingWire wire_;
   std::vector<std::shared_ptr<RequestState>> done_;
-  Executor executor_{0, 3, &wire_,
-                     [this](const std::shared_ptr<RequestState>& r) { done_.push_back(r); }};
+  Executor executor_{
+      0, {0, 1, 2}, &wire_, [this](const std::shared_ptr<RequestState>& r) { done_.push_back(r); }};
   std::shared_ptr<TwoRounds> exchange_ = std::make_shared<TwoRounds>();
   Values values_{std::vector<float>(4)};
   std::shared_ptr<RequestState> request_ =

@@ -290,6 +290,8 @@ class RandomRun {
     }
     if (user.blocked_on && !user.blocked_on->finished()) return false;
     user.blocked_on = nullptr;
+    // Without a join the ranks are in different places of the program.
+    if (!user.joins.empty() && !StatusOf(*user.joins.back()).ok()) user.moves.clear();
     if (user.moves.empty()) {
       if (!faulty_ || !cluster_[rank].alive()) return false;
       cluster_[rank].Leave();  // a process ends when its program does

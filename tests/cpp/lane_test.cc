@@ -82,6 +82,25 @@ TEST(LaneTest, TensorsThatComeAgainNeedNoNegotiation) {
   EXPECT_EQ(ranks[1].lane().num_predicted(), predicted + 1) << "a and b share a batch";
 }
 
+TEST(LaneTest, AScheduleIsBuiltWhereAStepBegins) {
+  Ranks ranks(2);
+  const auto step = [&] {
+    ranks.SumOnAll("a");
+    ranks.Settle();  // a is negotiated before the others come, also the second time
+    ranks.SumOnAll("b");
+    ranks.SumOnAll("c");
+    ranks.Settle();
+  };
+  step();
+  step();
+  const int64_t negotiations = ranks[0].lane().num_negotiations();
+  const int64_t predicted = ranks[0].lane().num_predicted();
+  step();
+  ranks.ExpectAllDone();
+  EXPECT_EQ(ranks[0].lane().num_negotiations(), negotiations);
+  EXPECT_EQ(ranks[0].lane().num_predicted(), predicted + 1);
+}
+
 TEST(LaneTest, ReadinessIsGatheredForTheCycleTime) {
   Options options;
   options.cycle_time_ms = 5;
@@ -152,6 +171,32 @@ TEST(LaneTest, AnotherShapeThanTheScheduleHasFailsOnAllRanks) {
     EXPECT_EQ(StatusOf(*request).message(),
               "ranks disagree on \"a\": shape [4] on rank 0, [5] on rank 1");
   }
+}
+
+// Rank 0 has a tensor of the kind that rank 1 has, but ranks disagreed before it said so.
+TEST(LaneTest, WhatFailedBeforeItWasAnnouncedIsNotAnnounced) {
+  Ranks ranks(2);
+  std::deque<Values> kept;
+  const auto gather = [&](int rank) {
+    return ranks[rank].Submit(kept.emplace_back(std::vector<float>{1.0f * rank}).AllGather("x"));
+  };
+  const RequestPtr sum = ranks.Sum(0, "x");
+  const RequestPtr rows = gather(1);
+  ranks[0].Run();
+  ranks[1].Run();
+  const RequestPtr too = gather(0);
+  ranks[0].Run();
+  ranks.Settle();
+  for (const RequestPtr& each : {sum, rows, too}) {
+    EXPECT_EQ(StatusOf(*each).code(), StatusCode::kFailedPrecondition);
+  }
+  const RequestPtr again = gather(1);
+  ranks.Settle();
+  EXPECT_FALSE(again->finished());
+  gather(0);
+  ranks.Settle();
+  EXPECT_TRUE(StatusOf(*again).ok());
+  EXPECT_EQ(kept[2].gathered, (std::vector<float>{0, 1}));
 }
 
 TEST(LaneTest, AStepThatIsGivenUpIsWithdrawnAndMayBeTriedAgain) {
@@ -247,6 +292,38 @@ TEST(LaneTest, AKindThatWaitsWhenAScheduleIsBuiltIsComparedWithTheScheduledOne) 
   EXPECT_EQ(StatusOf(*mine).message(),
             "ranks disagree on \"x\": collective allreduce on rank 0, broadcast on rank 1");
   EXPECT_EQ(StatusOf(*other).message(), StatusOf(*mine).message());
+}
+
+// `late` submits so many milliseconds after the others.
+void SumWithALateRank(Ranks& ranks, int late, int milliseconds_late) {
+  for (int rank = 0; rank < ranks.size(); ++rank) {
+    if (rank != late) ranks.Sum(rank, "a");
+  }
+  ranks.Settle();
+  ranks.Advance(milliseconds(milliseconds_late));
+  ranks.Sum(late, "a");
+  ranks.Settle();
+  ranks.ExpectAllDone();
+}
+
+TEST(LaneTest, TheWorstStepNamesTheRankThatAllWaitedFor) {
+  Ranks ranks(3);
+  const auto worst = [&](int rank) {
+    return ranks[rank].lane().executor().traffic().at("a").worst;
+  };
+  SumWithALateRank(ranks, 2, 50);  // negotiated
+  EXPECT_EQ(worst(0).step, 1);
+  EXPECT_EQ(worst(0).last_rank, 2);
+  EXPECT_DOUBLE_EQ(worst(0).waited, 0.05);
+  EXPECT_EQ(worst(2).last_rank, 2) << "the late one knows it, too";
+  EXPECT_DOUBLE_EQ(worst(2).waited, 0.0);
+  ranks.Learn({"a"});              // five more
+  SumWithALateRank(ranks, 1, 80);  // by the schedule
+  EXPECT_EQ(worst(0).step, 7);
+  EXPECT_EQ(worst(0).last_rank, 1);
+  EXPECT_DOUBLE_EQ(worst(0).waited, 0.08);
+  SumWithALateRank(ranks, 2, 10);
+  EXPECT_EQ(worst(0).step, 7) << "a better one changes nothing";
 }
 
 // A rank is lost after each of the steps that a scenario takes, in turn.

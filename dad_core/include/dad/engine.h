@@ -44,6 +44,14 @@ struct RecentTraffic {
   int64_t hosts_sent = 0;  // of these; see TensorStats::hosts_bytes_sent
 };
 
+// The step of a tensor that took longest on this rank, from the submit to the result.
+struct WorstStep {
+  int64_t step = 0;  // counts from 1; 0: there was none
+  double seconds = 0.0;
+  double waited = 0.0;  // of these, until the last rank had the tensor ready
+  int last_rank = -1;   // that rank; -1: not known
+};
+
 struct TensorStats {
   std::string name;
   int64_t steps = 0;
@@ -61,6 +69,7 @@ struct TensorStats {
   RecentTraffic recent;  // of these, since it last changed its collective or method
   // Of wire_bytes_sent, where sums go from host to host: those to other hosts. Else 0.
   int64_t hosts_bytes_sent = 0;
+  WorstStep worst;
 };
 
 struct Stats {
