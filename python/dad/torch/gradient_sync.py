@@ -67,6 +67,7 @@ from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 # user's own collectives.
 _num_streams: collections.Counter[int | None] = collections.Counter()
 _capture_owners = itertools.count(1)
+_PATIENCE_SECONDS = 20.0  # with ranks that do not send a gradient somebody has asked for
 _MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
 
 
@@ -229,7 +230,7 @@ class GradientSync:
 
     def _watch_after_backward(self) -> None:
         """Watches .grad from the end of this backward pass on. Code that runs during the pass, such as a
-        user's hooks, reads local gradients."""
+        user's hooks, does not wait: not everything can have been sent."""
         if hooks.in_compiled_autograd():  # which has no callbacks after a pass
             if self._is_complete():
                 self._after_backward()
@@ -275,7 +276,7 @@ class GradientSync:
     def before_access(self, slot: Slot) -> None:
         """Somebody is about to use .grad."""
         more_may_come = self._usual_backward_calls == 0 or self._backward_calls < self._usual_backward_calls
-        if more_may_come and all(unit.was_sent for unit in slot.units):
+        if more_may_come and all(unit.was_sent for unit in slot.units) and self._comes_soon(slot):
             together = {member for unit in slot.units for member in unit.slots}
             for member in together:
                 pending_grad.forget(member.param)  # finishing a unit reads .grad, too
@@ -295,6 +296,27 @@ class GradientSync:
         except Exception:
             self.end_step()
             raise
+
+    def _comes_soon(self, slot: Slot) -> bool:
+        """Waits for what was sent of this slot, but not for long if other ranks may be waiting for what this
+        one has not sent."""
+        if all(unit.was_sent for unit in self.units):
+            return True
+        begin = time.monotonic()
+        pause = 1e-5
+        while not all(unit.handle is None or ops.poll(unit.handle) for unit in slot.units):
+            if time.monotonic() - begin > _PATIENCE_SECONDS:
+                log.warning(
+                    'the gradient of "%s" has not come for %g s: other ranks may wait for gradients that '
+                    "this rank has not computed in this step, so it sends zeros for them. Let all ranks use "
+                    ".grad of the same parameters between backward() and step()",
+                    slot.name,
+                    _PATIENCE_SECONDS,
+                )
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, 1e-3)
+        return True
 
     def _counts_passes(self, slot: Slot) -> bool:
         """Whether the passes of a step are samples, for what comes formed."""
