@@ -43,7 +43,7 @@ from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
 from dad.replicas import Replica, ReplicaCheck
 from dad.state_keeper import StateKeeper
-from dad.states import saved_shares
+from dad.states import lost_on_load, saved_shares
 from dad.torch import capture, clipping, grad_scaler, hooks, ops
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
@@ -607,6 +607,12 @@ class GradientSync:
         (states.py); a rank with a number that there was not, or that was given another rank's state,
         begins with nothing kept."""
         saved = as_arrays(saved)
+        if lost := lost_on_load(saved, self.process_set.rank(), self.process_set.size()):
+            log.warning(
+                "%s for later steps is lost. Save with hvd.save(path, model=model, optimizer=optimizer) and "
+                "load with hvd.load(), which keep the state of all ranks",
+                lost,
+            )
         self.steps = saved["steps"]
         self._keeper.drop()
         self._forget_plan()
