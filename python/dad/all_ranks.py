@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
 
@@ -76,20 +76,15 @@ class AllRanks:
 
 
 @contextlib.contextmanager
-def replacing(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
-    """A file to write to, which becomes `path` when all of it is on disk; else `path` stays as it was."""
+def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """A path to write a file to. It replaces `path` when all of it is on disk; else `path` is untouched."""
     target = Path(path)
-    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-        written = Path(file.name)
-        try:
-            yield file
-            file.flush()
+    written = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}{target.suffix}")
+    try:
+        yield written
+        with written.open("rb") as file:
             os.fsync(file.fileno())
-            # As open() would have made it: temporary files are for their owner only.
-            mask = os.umask(0)
-            os.umask(mask)
-            written.chmod(0o666 & ~mask)
-            written.replace(target)
-        except BaseException:
-            written.unlink(missing_ok=True)
-            raise
+        written.replace(target)
+    except BaseException:
+        written.unlink(missing_ok=True)
+        raise

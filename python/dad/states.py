@@ -203,10 +203,16 @@ def lost_on_load(saved: dict[str, Any], rank: int, size: int) -> str:
     if saved["size"] < 2 or not (saved["states"] or saved["kept"]):
         return ""
     if saved["rank"] != rank and rank < saved["size"]:
-        return f"rank {rank} loads the optimizer state of rank {saved['rank']}: what rank {rank} had kept"
-    if saved["rank"] == 0 and saved["size"] > size:
-        return f"a checkpoint of {saved['size']} ranks is loaded on {size}: what the other ranks had kept"
-    return ""
+        what = f"rank {rank} loads the optimizer state of rank {saved['rank']}: what rank {rank} had kept"
+    elif saved["rank"] == 0 and saved["size"] > size:
+        what = f"a checkpoint of {saved['size']} ranks is loaded on {size}: what the other ranks had kept"
+    else:
+        return ""
+    return (
+        f"{what} for later steps is lost. Save with hvd.save(path, model=model, optimizer=optimizer), with "
+        "Keras hvd.save_model(model, path), with TensorFlow hvd.save_checkpoint(checkpoint, path): these "
+        "keep the state of all ranks"
+    )
 
 
 def under_names(saved: dict[str, Any], tensors: Sequence[tuple[Any, ...]]) -> dict[str, Any]:

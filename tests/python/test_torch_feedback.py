@@ -485,7 +485,7 @@ def check_a_checkpoint_that_fails_on_one_rank_fails_on_all_and_leaves_the_old_on
     with pytest.raises(hvd().CheckpointError, match="rank 0 failed to write"):
         hvd().save(path, model=model, epoch=4)
     assert hvd().load(path)["epoch"] == 1
-    assert not list(path.parent.glob(f".{path.name}.*")), "a temporary file was left"
+    assert not list(path.parent.glob(f".{path.stem}.*")), "a temporary file was left"
     with pytest.raises(hvd().CheckpointError, match="rank 0 failed to read .*no such folder"):
         hvd().load(nowhere)
     hvd().barrier()

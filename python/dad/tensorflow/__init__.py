@@ -36,6 +36,7 @@ from dad.basics import (
     stop_timeline,
 )
 from dad.errors import (
+    CheckpointError,
     DadInternalError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -73,6 +74,7 @@ from dad.tensorflow.ops import (
     size_op,
 )
 from dad.tensorflow.optimizer import DistributedOptimizer
+from dad.tensorflow.saving import save_checkpoint
 from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
 from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 

@@ -85,8 +85,8 @@ def save(
         if ranks.is_first:
             mine.update(format=_FORMAT, extra=extra)
             mine["ranks"] = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in everyone if one]
-            with replacing(path) as file:
-                torch.save(mine, file)
+            with replacing(path) as written:
+                torch.save(mine, written)
 
 
 def load(

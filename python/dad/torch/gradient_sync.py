@@ -608,11 +608,7 @@ class GradientSync:
         begins with nothing kept."""
         saved = as_arrays(saved)
         if lost := lost_on_load(saved, self.process_set.rank(), self.process_set.size()):
-            log.warning(
-                "%s for later steps is lost. Save with hvd.save(path, model=model, optimizer=optimizer) and "
-                "load with hvd.load(), which keep the state of all ranks",
-                lost,
-            )
+            log.warning("%s", lost)
         self.steps = saved["steps"]
         self._keeper.drop()
         self._forget_plan()
