@@ -176,6 +176,56 @@ std::vector<py::bytes> GatherBytes(const std::string& name, const std::string& m
   return BytesGather(name, mine, process_set).Wait();
 }
 
+// Sends a part to each rank of the set; what each of them has sent to this one.
+std::vector<py::bytes> SendBytes(const std::string& name, const std::vector<std::string>& parts,
+                                 int process_set) {
+  std::shared_ptr<dad::Engine> engine = Running();
+  struct Buffers {
+    std::string mine;
+    std::string received;
+  };
+  auto buffers = std::make_shared<Buffers>();
+  dad::Contribution contribution;
+  for (const std::string& part : parts) {
+    buffers->mine += part;
+    contribution.splits.push_back(static_cast<int64_t>(part.size()));
+  }
+  contribution.input.data = buffers->mine.data();
+  contribution.input.dtype = dad::DType::kUint8;
+  contribution.input.shape = {static_cast<int64_t>(buffers->mine.size())};
+  dad::Request request;
+  request.name = name;
+  request.kind = dad::OpKind::kAllToAll;
+  request.process_set = process_set;
+  request.recurring = false;
+  request.keep_alive = buffers;
+  request.tensors.push_back(std::move(contribution));
+  request.allocate = [buffers](int, dad::DType,
+                               const dad::Shape& shape) -> dad::Result<dad::TensorView> {
+    buffers->received.resize(static_cast<size_t>(shape[0]));
+    dad::TensorView view;
+    view.data = buffers->received.data();
+    view.dtype = dad::DType::kUint8;
+    view.shape = shape;
+    return view;
+  };
+  std::shared_ptr<dad::Ticket> ticket;
+  Status status;
+  {
+    py::gil_scoped_release release;
+    ticket = engine->Submit(std::move(request));
+    status = ticket->Wait();
+  }
+  Check(status);
+  std::vector<py::bytes> all;
+  size_t at = 0;
+  for (const int64_t count : ticket->received_splits()) {
+    all.emplace_back(buffers->received.data() + at, static_cast<size_t>(count));
+    at += static_cast<size_t>(count);
+  }
+  return all;
+}
+
 uint64_t DigestOf(const py::buffer& memory) {
   const py::buffer_info info = memory.request();
   if (PyBuffer_IsContiguous(info.view(), 'C') == 0) {
@@ -375,6 +425,7 @@ PYBIND11_MODULE(_core, m) {
       .def(py::init<const std::string&, const std::string&, int>(), py::arg("name"),
            py::arg("mine"), py::arg("process_set"))
       .def("wait", &BytesGather::Wait);
+  m.def("send_bytes", &SendBytes, py::arg("name"), py::arg("parts"), py::arg("process_set"));
   m.def("digest", &DigestOf, py::arg("memory"));
 
   m.def("reduce_zeros", &ReduceZeros, py::arg("name"), py::arg("count"), py::arg("process_set"));

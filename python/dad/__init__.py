@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dad._version import __version__
 from dad.errors import (
+    CheckpointError,
     DadInternalError,
     Error,
     HorovodInternalError,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from dad.runner.api import run
 
 __all__ = [
+    "CheckpointError",
     "Compression",
     "DadInternalError",
     "Error",

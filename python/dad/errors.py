@@ -22,6 +22,10 @@ class ReplicaError(Error):
     """Replicas of a model are not bit-equal."""
 
 
+class CheckpointError(Error):
+    """A checkpoint was not written or read: some rank has failed, and all ranks are told why."""
+
+
 class HostsUpdatedInterrupt(RuntimeError):
     """The set of hosts of an elastic job has changed."""
 

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+
+from dad.states import merge
 
 _TEXT = "text"
 
@@ -42,3 +45,15 @@ def from_bytes(data: bytes) -> dict[str, Any]:
             return {key: full(part) for key, part in value["dict"].items()}
 
         return full(json.loads(arrays[_TEXT].tobytes()))
+
+
+def of_all_ranks(states: Sequence[bytes]) -> bytes:
+    """The states of all ranks as one; empty if nobody keeps anything."""
+    kept = [from_bytes(one) for one in states if one]
+    return to_bytes({"ranks": kept}) if kept else b""
+
+
+def for_rank(data: bytes, rank: int, size: int) -> dict[str, Any]:
+    """The state with which a rank of `size` goes on: its own, if there are those of all ranks."""
+    saved = from_bytes(data)
+    return merge(saved["ranks"], size)[rank] if "ranks" in saved else saved

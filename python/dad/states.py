@@ -83,6 +83,48 @@ def add_shares(total: Tensors, more: Tensors) -> None:
         total[name] = total[name] + share if name in total else share
 
 
+def merge(saved: Sequence[dict[str, Any]], new_size: int) -> list[dict[str, Any]]:
+    """The saved states of all ranks, in any order, for another number of ranks: one for each new rank.
+    Σ v_w is the same before and after: old rank w goes to new rank w mod new_size, where shares add up."""
+    if new_size < 1:
+        raise ValueError(f"new_size={new_size} is not possible; 1 or more")
+    size = len(saved)
+    by_rank = {one["rank"]: one for one in saved}
+    wrong_size = [one["size"] for one in saved if one["size"] != size]
+    if sorted(by_rank) != list(range(size)) or wrong_size:
+        raise ValueError(
+            f"states are those of ranks {sorted(by_rank)} of {(wrong_size or [size])[0]}; "
+            f"all of them are needed, each once"
+        )
+    if new_size == size:
+        return [by_rank[rank] for rank in range(size)]
+    merged = []
+    for rank in range(new_size):
+        kept: Tensors = {}
+        for old in range(rank, size, new_size):
+            add_shares(kept, saved_shares(by_rank[old]))
+        new = {**by_rank[0], "size": new_size, "rank": rank, "plan": None, "states": {}, "hosts": []}
+        merged.append({**new, "kept": kept, "kept_by": Plan().as_dict()})
+    return merged
+
+
+def lost_on_load(saved: dict[str, Any], rank: int, size: int) -> str:
+    """What a rank loses that goes on with this state, as a message; empty if it loses nothing."""
+    if saved["size"] < 2 or not (saved["states"] or saved["kept"]):
+        return ""
+    if saved["rank"] != rank and rank < saved["size"]:
+        what = f"rank {rank} loads the optimizer state of rank {saved['rank']}: what rank {rank} had kept"
+    elif saved["rank"] == 0 and saved["size"] > size:
+        what = f"a checkpoint of {saved['size']} ranks is loaded on {size}: what the other ranks had kept"
+    else:
+        return ""
+    return (
+        f"{what} for later steps is lost. Save with hvd.save(path, model=model, optimizer=optimizer), with "
+        "Keras hvd.save_model(model, path), with TensorFlow hvd.save_checkpoint(checkpoint, path): these "
+        "keep the state of all ranks"
+    )
+
+
 def under_names(saved: dict[str, Any], tensors: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
     """What was saved, under the names that these tensors have: each with its name, shape, dtype and method.
     Keras numbers layers as they are made and puts the model's name in front of some: the same model may have

@@ -587,11 +587,19 @@ def check_a_model_that_was_loaded_goes_on_by_its_method_with_the_same_bits():
                 optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.01), compression=method)
                 fit(model, optimizer, data, epochs)
             half.save(path)
-            loaded = hvd.load_model(path, compression=method)
-            loaded.fit(*data, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
-            assert_replicas_are_equal(loaded)
-            for a, b in zip(straight.get_weights(), loaded.get_weights(), strict=True):
-                np.testing.assert_array_equal(a, b, method)
+            # One file for all ranks, which rank 0 writes.
+            shared = Path(hvd.broadcast_object(folder)) / "all ranks.keras"
+            hvd.save_model(half, shared)
+            wrong = Path(folder) / "nowhere" / "model.keras"
+            with pytest.raises(hvd.CheckpointError, match="failed to write"):
+                hvd.save_model(half, wrong)
+            for file in (path, shared):
+                loaded = hvd.load_model(file, compression=method)
+                hvd.allreduce(1.0)  # all have loaded it: rank 0 deletes its folder
+                loaded.fit(*data, batch_size=ROWS, epochs=2, shuffle=False, verbose=0)
+                assert_replicas_are_equal(loaded)
+                for a, b in zip(straight.get_weights(), loaded.get_weights(), strict=True):
+                    np.testing.assert_array_equal(a, b, method)
 
 
 def check_model_says_what_is_trained():

@@ -109,8 +109,9 @@ def check_state_is_saved_and_restored():
                 np.testing.assert_array_equal(a, b, method)
             plain = keras.models.load_model(path)  # without dad
             assert type(plain.optimizer) is keras.optimizers.SGD
-            prefix = str(Path(folder) / f"checkpoint.{hvd().rank()}")
-            written = tf.train.Checkpoint(model=half, optimizer=half.optimizer).write(prefix)
+            # One checkpoint for all ranks.
+            prefix = hvd().broadcast_object(str(Path(folder) / "checkpoint"))
+            written = hvd().save_checkpoint(tf.train.Checkpoint(model=half, optimizer=half.optimizer), prefix)
             again = mlp_in_keras()
             again.compile(
                 hvd().DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), compression=method),
@@ -118,6 +119,7 @@ def check_state_is_saved_and_restored():
             )
             again.optimizer.build(again.trainable_variables)
             tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(written)
+            hvd().allreduce(np.float32(1))  # all have read it: rank 0 deletes its folder
             trained(None, again, epochs=2)
             for a, b in zip(again.get_weights(), straight.get_weights(), strict=True):
                 np.testing.assert_array_equal(a, b, method)

@@ -2,17 +2,23 @@
 across scaled losses, skipped steps, new plans, checkpoints, joins and another number of ranks."""
 
 import copy
+import logging
+import tempfile
+import uuid
+from pathlib import Path
 
 import pytest
 
 from util import check_names, hvd, launched_once
 
 try:
+    import numpy as np
     import torch
     from torch import nn
 
     from dad import states
-    from dad.torch.checkpoint import as_arrays, as_tensors
+    from dad.state_bytes import from_bytes
+    from dad.torch.checkpoint import as_arrays, as_tensors, read
 except ImportError:
     torch = None
 
@@ -397,3 +403,115 @@ def check_states_that_do_not_belong_together_are_refused():
         hvd().merge_states(everybody, 0)
     plain = [{"state": {}, "param_groups": []}] * 4
     assert hvd().merge_states(plain, 2) == plain[:2]
+
+
+def shared_path():
+    """A file that all ranks of this launch see."""
+    folder = Path(tempfile.gettempdir())
+    return folder / hvd().broadcast_object(f"dad-{uuid.uuid4().hex}.pt")
+
+
+def total_shares(saved):
+    """What is still to be applied, over all ranks."""
+    total = {}
+    for one in saved:
+        states.add_shares(total, states.saved_shares(one))
+    return total
+
+
+def check_one_file_has_the_state_of_all_ranks():
+    path = shared_path()
+    pair = hvd().add_process_set([1, 3])
+    try:
+        for method in METHODS:
+            model = net()
+            optimizer = distributed(model, method)
+            ledger = Ledger(model)
+            run(model, optimizer, ledger, 7)
+            before = optimizer.state_dict()["dad"]
+            hvd().save(path, model=model, optimizer=optimizer, epoch=7)
+            expected = total_shares(hvd().allgather_object(as_arrays(before)))
+            for size in (1, 2, 3, 4, 7):
+                _, merged = read(path, size)
+                assert len(merged) == size
+                found = total_shares(map(from_bytes, merged))
+                assert found.keys() == expected.keys() and found, method
+                for name, share in found.items():
+                    assert share.dtype == np.float64
+                    np.testing.assert_allclose(share, expected[name], rtol=1e-12, atol=1e-14)
+            # On the same ranks: the same bits.
+            other = net()
+            resumed = distributed(other, method)
+            assert hvd().load(path, model=other, optimizer=resumed) == {"epoch": 7}
+            after = resumed.state_dict()["dad"]
+            assert as_arrays(after)["states"].keys() == as_arrays(before)["states"].keys()
+            run(model, optimizer, ledger, 2, seed=1)
+            run(other, resumed, Ledger(other), 2, seed=1)
+            for a, b in zip(model.parameters(), other.parameters(), strict=True):
+                assert torch.equal(a, b), method
+            # On fewer ranks nothing is lost.
+            if pair.included():
+                fewer = net()
+                optimizer = distributed(fewer, method, process_set=pair)
+                hvd().load(path, model=fewer, optimizer=optimizer)
+                mine = total_shares([as_arrays(optimizer.state_dict()["dad"])])
+                parts = [torch.from_numpy(mine.get(n, np.zeros_like(v))) for n, v in expected.items()]
+                for part, share in zip(parts, expected.values(), strict=True):
+                    whole = hvd().allreduce(part, op=hvd().Sum, process_set=pair)
+                    np.testing.assert_allclose(whole.numpy(), share, rtol=1e-12, atol=1e-14)
+            hvd().barrier()
+    finally:
+        hvd().remove_process_set(pair)
+        path.unlink(missing_ok=True)
+
+
+def check_a_checkpoint_that_fails_on_one_rank_fails_on_all_and_leaves_the_old_one():
+    path = shared_path()
+    model = net()
+    optimizer = distributed(model, "int8")
+    run(model, optimizer, Ledger(model), 2)
+    hvd().save(path, model=model, optimizer=optimizer, epoch=1)
+    nowhere = path.with_name("no such folder") / "run.pt"
+    with pytest.raises(hvd().CheckpointError, match=r"rank 0 failed to write .*no such folder"):
+        hvd().save(nowhere, model=model, optimizer=optimizer)
+    if hvd().rank() == 2:
+        optimizer.state_dict = lambda: 1 / 0
+    with pytest.raises(hvd().CheckpointError, match="rank 2 failed to read its state: ZeroDivisionError"):
+        hvd().save(path, model=model, optimizer=optimizer, epoch=2)
+    if hvd().rank() == 0:
+        model.state_dict = lambda: {"unpicklable": lambda: None}
+    with pytest.raises(hvd().CheckpointError, match="rank 2 failed"):
+        hvd().save(path, model=model, optimizer=optimizer, epoch=3)
+    with pytest.raises(hvd().CheckpointError, match="rank 0 failed to write"):
+        hvd().save(path, model=model, epoch=4)
+    assert hvd().load(path)["epoch"] == 1
+    assert not list(path.parent.glob(f".{path.stem}.*")), "a temporary file was left"
+    with pytest.raises(hvd().CheckpointError, match="rank 0 failed to read .*no such folder"):
+        hvd().load(nowhere)
+    hvd().barrier()
+    path.unlink(missing_ok=True)
+
+
+def check_a_state_of_another_rank_is_told():
+    model = net()
+    optimizer = distributed(model, "int8")
+    run(model, optimizer, Ledger(model), 2)
+    everybody = hvd().allgather_object(optimizer.state_dict())
+
+    class Warnings(logging.Handler):
+        messages: list = []
+
+        def emit(self, record):
+            self.messages.append(record.getMessage())
+
+    handler = Warnings()
+    logging.getLogger("dad").addHandler(handler)
+    try:
+        optimizer.load_state_dict(everybody[hvd().rank()])
+        assert not handler.messages
+        optimizer.load_state_dict(everybody[0])
+        said = [one for one in handler.messages if f"rank {hvd().rank()} loads" in one]
+        assert len(said) == (hvd().rank() > 0), handler.messages
+        assert all("of rank 0" in one and "hvd.save(" in one for one in said), said
+    finally:
+        logging.getLogger("dad").removeHandler(handler)

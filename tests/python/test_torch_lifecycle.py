@@ -236,6 +236,10 @@ for call in (hvd.rank, hvd.size, lambda: hvd.allreduce(torch.ones(1)), hvd.mpi_t
     except ValueError as error:
         assert "init" in str(error), error
 assert isinstance(hvd.gloo_built(), bool) and hvd.cuda_built() is False
+import tempfile
+with tempfile.NamedTemporaryFile() as file:
+    hvd.save(file.name, model=torch.nn.Linear(2, 1), epoch=3)
+    assert hvd.load(file.name, model=torch.nn.Linear(2, 1)) == {"epoch": 3}
 try:
     hvd.elastic.run
     raise SystemExit("elastic")

@@ -72,9 +72,7 @@ def track_state(optimizer: Any) -> None:
     """What the optimizer keeps for lossy methods becomes a part of tf.train.Checkpoint."""
     from dad.tensorflow.compressor_state import CheckpointedState
 
-    state = CheckpointedState(
-        lambda: optimizer._dad.save_state(), lambda data: optimizer._dad.load_state(data)
-    )
+    state = CheckpointedState(lambda: optimizer._dad)
     optimizer._track_trackable(state, "dad_state", overwrite=True)
 
 

@@ -26,7 +26,7 @@ from dad.plan_text import PlanPrinter
 from dad.planned_methods import has_planned_method
 from dad.process_sets import ProcessSet
 from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
-from dad.state_bytes import from_bytes, to_bytes
+from dad.state_bytes import for_rank, to_bytes
 from dad.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
@@ -77,12 +77,17 @@ class GradientReducer:
         dense = getattr(self.compression, "name", "") == "none"
         self._why = why or ("no method asked for" if dense else "asked for")
         self.settings_of_optimizer: Callable[[], dict[str, str]] = dict
+        self.of_all_ranks: bytes | None = None  # while a checkpoint is written that has them all
         self._local: dict[int, Any] = {}
         self._seen: dict[str, Slot] = {}
         self._printer = PlanPrinter()
         self._waited_seconds = 0.0
         self._agreement = Agreement(settings.process_set, "torch", joins)
         self._replicas = ReplicaCheck(settings.process_set, CURES_OF_VARIABLES)
+
+    @property
+    def process_set(self) -> ProcessSet:
+        return self.settings.process_set
 
     def register_local(self, variable: Any) -> None:
         self._local[id(variable)] = variable
@@ -185,8 +190,8 @@ class GradientReducer:
         ]
 
     def save_state(self) -> bytes:
-        """What this rank keeps between steps; empty if it keeps nothing."""
-        return b""
+        """What this rank keeps between steps, or all ranks do; empty if nothing is kept."""
+        return self.of_all_ranks or b""
 
     def load_state(self, data: bytes) -> None:
         """Nothing is kept by casts."""
@@ -350,10 +355,13 @@ class MethodReducer(GradientReducer):
         return self._plan_of(self._sync.slots.values(), choices)
 
     def save_state(self) -> bytes:
+        if self.of_all_ranks is not None:
+            return self.of_all_ranks
         return b"" if self._sync is None else to_bytes(as_arrays(self._sync.save()))
 
     def load_state(self, data: bytes) -> None:
-        self._saved = from_bytes(data)
+        place = self.settings.process_set
+        self._saved = for_rank(data, place.rank(), place.size())
         if self._sync is not None:
             self._load_into(self._sync)
 

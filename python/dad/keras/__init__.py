@@ -35,11 +35,17 @@ from dad.basics import (
     stats,
     stop_timeline,
 )
-from dad.errors import DadInternalError, HorovodInternalError, HostsUpdatedInterrupt, MismatchError
+from dad.errors import (
+    CheckpointError,
+    DadInternalError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    MismatchError,
+)
 from dad.keras import callbacks, elastic
 from dad.keras.framework import framework as _framework
 from dad.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
-from dad.keras.saving import load_model
+from dad.keras.saving import load_model, save_model
 from dad.keras.values import (
     allgather,
     allgather_object,

@@ -3,14 +3,40 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
 
+from dad._keras.saving import writing
+from dad.all_ranks import replacing
 from dad.keras import patches
 from dad.keras.compressor_state import read_state
 from dad.keras.framework import framework
-from dad.keras.optimizer import DistributedOptimizer
+from dad.keras.optimizer import DistributedOptimizer, is_distributed
+
+
+def save_model(model: Any, filepath: Any) -> None:
+    """model.save() with what all ranks keep for lossy methods, so that load_model() loses nothing, whatever
+    the number of ranks then.
+
+    All ranks call it; the first one writes. The file, whose name ends with .keras, replaces an older one only
+    when it is complete. Raises CheckpointError on all ranks if one of them fails.
+
+    Example::
+
+        hvd.save_model(model, "run.keras")
+        model = hvd.load_model("run.keras", compression=hvd.Compression.auto)
+    """
+    if Path(filepath).suffix != ".keras":
+        raise ValueError(f"{filepath}: the name of a model's file ends with .keras")
+    optimizer = getattr(model, "optimizer", None)
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    reducers = [inner._dad] if is_distributed(optimizer) else []
+    with writing(reducers, filepath) as is_first:
+        if is_first:
+            with replacing(filepath) as written:
+                model.save(written)
 
 
 def load_model(

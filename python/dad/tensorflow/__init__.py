@@ -38,6 +38,7 @@ from dad.basics import (
     stop_timeline,
 )
 from dad.errors import (
+    CheckpointError,
     DadInternalError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -75,6 +76,7 @@ from dad.tensorflow.ops import (
     size_op,
 )
 from dad.tensorflow.optimizer import DistributedOptimizer
+from dad.tensorflow.saving import save_checkpoint
 from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
 from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from dad.tensorflow.util import _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs

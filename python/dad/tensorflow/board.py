@@ -39,7 +39,7 @@ from dad.process_sets import ProcessSet
 from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state_bytes import from_bytes, to_bytes
 from dad.state_keeper import StateKeeper
-from dad.states import add_shares, saved_shares, under_names
+from dad.states import add_shares, lost_on_load, saved_shares, under_names
 from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
@@ -411,6 +411,8 @@ class Board:
     def load(self, saved: dict[str, Any]) -> None:
         """As GradientSync.load() of dad.torch: with the same bits on the same ranks and hosts, else what this
         rank has kept in the form that fits."""
+        if lost := lost_on_load(saved, self.process_set.rank(), self.process_set.size()):
+            log.warning("%s", lost)
         self._keeper.drop()
         self.plan = None
         for tensor in self.tensors.values():

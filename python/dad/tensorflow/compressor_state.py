@@ -12,15 +12,14 @@ from tensorflow.python.trackable.base import Trackable
 class CheckpointedState(Trackable):
     """A string in the checkpoint: empty where nothing is kept."""
 
-    def __init__(self, save: Callable[[], bytes], load: Callable[[bytes], None]) -> None:
-        self._save = save
-        self._load = load
+    def __init__(self, reducer: Callable[[], Any]) -> None:
+        self.reducer = reducer  # of the optimizer, which has it when it needs it
 
     def _serialize_to_tensors(self) -> dict[str, tf.Tensor]:
-        return {"state": tf.constant(self._save(), tf.string)}
+        return {"state": tf.constant(self.reducer().save_state(), tf.string)}
 
     def _restore_from_tensors(self, restored: dict[str, tf.Tensor]) -> Any:
         data = restored["state"]
         if hasattr(data, "numpy") and data.numpy():
-            self._load(data.numpy())
+            self.reducer().load_state(data.numpy())
         return tf.no_op()

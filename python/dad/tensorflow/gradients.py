@@ -22,7 +22,7 @@ from dad.plan_table import plan_rows
 from dad.plan_text import format_plan
 from dad.planned_methods import has_planned_method, planned_method
 from dad.process_sets import ProcessSet, global_process_set
-from dad.state_bytes import from_bytes, to_bytes
+from dad.state_bytes import for_rank, to_bytes
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
 from dad.tensorflow.eager_capture import captured
@@ -153,6 +153,7 @@ class GradientReducer:
         self._local: dict[int, Any] = {}  # by id; the variable stays alive with it
         self._rows: dict[str, Row] = {}
         self.by_method: MethodExchange | None = None  # tapes have theirs in common
+        self.of_all_ranks: bytes | None = None  # while a checkpoint is written that has them all
         self._saved: dict[str, Any] | None = None  # to go on with, once there is an exchange
         self.has_methods = has_planned_method(self.compression)
         if self.has_methods and op not in (Average, Sum):
@@ -282,7 +283,9 @@ class GradientReducer:
         return plan_rows(rows, choices, circle_of(self.process_set).size, why, measured)
 
     def save_state(self) -> bytes:
-        """This rank's residuals and warm starts; empty if there are none."""
+        """This rank's residuals and warm starts, or those of all ranks; empty if there are none."""
+        if self.of_all_ranks is not None:
+            return self.of_all_ranks
         if self.by_method is None or not self.by_method.board.tensors:
             return b""
         return to_bytes(self.by_method.board.save())
@@ -290,7 +293,7 @@ class GradientReducer:
     def load_state(self, data: bytes) -> None:
         """Goes on with the state of the rank of the same number."""
         if self.has_methods and is_active(self.process_set):
-            self._saved = from_bytes(data)
+            self._saved = for_rank(data, self.process_set.rank(), self.process_set.size())
             if self.by_method is not None:
                 self.by_method.saved, self._saved = self._saved, None
 

@@ -37,6 +37,7 @@ from dad.basics import (
     stop_timeline,
 )
 from dad.errors import (
+    CheckpointError,
     DadInternalError,
     HorovodInternalError,
     HostsUpdatedInterrupt,
@@ -46,7 +47,7 @@ from dad.errors import (
 from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.torch.batch_norm import average_batch_norm
-from dad.torch.checkpoint import merge_states
+from dad.torch.checkpoint import load, merge_states, save
 from dad.torch.compression import Compression
 from dad.torch.functions import (
     allgather_object,

@@ -1,14 +1,19 @@
-"""Arrays of a checkpoint as torch has them, and checkpoints for another number of ranks."""
+"""Checkpoints that have the state of all ranks, and arrays of them as torch has them."""
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import numpy as np
 import torch
 
-from dad.planner import Plan
-from dad.states import add_shares, saved_shares
+from dad.all_ranks import AllRanks, replacing
+from dad.process_sets import ProcessSet, global_process_set
+from dad.state_bytes import from_bytes, to_bytes
+from dad.states import merge
+
+_FORMAT = "dad checkpoint 1"
 
 
 def as_tensors(value: Any) -> Any:
@@ -29,8 +34,8 @@ def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, 
     """The optimizer states of all ranks (state_dict() of each), for another number of ranks: one for each new
     rank, to be given to its load_state_dict(). Nothing that a rank had kept for later steps is lost.
 
-    Without it a rank takes over what the rank of the same number has saved, and what ranks that are gone
-    have kept is lost: fine when ranks are added.
+    save() and load() do this by themselves. Without it a rank takes over what the rank of the same number has
+    saved, and what ranks that are gone have kept is lost: fine when ranks are added.
     """
     if new_size < 1:
         raise ValueError(f"new_size={new_size} is not possible; 1 or more")
@@ -38,24 +43,99 @@ def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, 
         raise ValueError("states is empty: it has the state_dict() of every rank")
     if all("dad" not in state for state in states):
         return [dict(states[0]) for _ in range(new_size)]
-    size = len(states)
-    by_rank = {state["dad"]["rank"]: state for state in states if "dad" in state}
-    wrong_size = [state["dad"]["size"] for state in by_rank.values() if state["dad"]["size"] != size]
-    if sorted(by_rank) != list(range(size)) or wrong_size:
-        raise ValueError(
-            f"states are those of ranks {sorted(by_rank)} of {(wrong_size or [size])[0]}; "
-            f"all of them are needed, each once"
-        )
-    if new_size == size:
-        return [by_rank[rank] for rank in range(size)]
-    merged = []
-    for rank in range(new_size):
-        kept: dict[str, np.ndarray] = {}
-        for old in range(rank, size, new_size):
-            add_shares(kept, saved_shares(as_arrays(by_rank[old]["dad"])))
-        new = {**by_rank[0]["dad"], "size": new_size, "rank": rank, "plan": None, "states": {}}
-        new["hosts"] = []
-        new["kept"] = as_tensors(kept)
-        new["kept_by"] = Plan().as_dict()
-        merged.append({**by_rank[0], "dad": new})
-    return merged
+    saved = {id(state): as_arrays(state["dad"]) for state in states if "dad" in state}
+    merged = merge(list(saved.values()), new_size)
+    if new_size == len(states):
+        return sorted(states, key=lambda state: state["dad"]["rank"])
+    first = next(state for state in states if "dad" in state and state["dad"]["rank"] == 0)
+    return [{**first, "dad": as_tensors(one)} for one in merged]
+
+
+def save(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    **extra: Any,
+) -> None:
+    """Writes a checkpoint with the state of all ranks to one file, which load() reads on any number of ranks.
+
+    All ranks call it; the first one writes. The file replaces an older one only when it is complete.
+
+    model, optimizer: whose state_dict() is saved. The parameters are those of the first rank.
+    extra: what else load() shall return, such as epoch=3; the first rank's.
+
+    Raises CheckpointError on all ranks if one of them fails; an older file is left as it was.
+
+    Example::
+
+        hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch)
+        epoch = hvd.load("run.pt", model=model, optimizer=optimizer)["epoch"]
+    """
+    ranks = AllRanks(_process_set_of(optimizer))
+    mine: dict[str, Any] = {}
+    with ranks.step("read its state"):
+        if ranks.is_first and model is not None:
+            mine["model"] = model.state_dict()
+        if optimizer is not None:
+            mine["optimizer"] = optimizer.state_dict()
+        kept = mine.get("optimizer", {}).pop("dad", None)
+        data = b"" if kept is None else to_bytes(as_arrays(kept))
+    everyone = ranks.gather_on_first(data)
+    with ranks.step(f"write {path}"):
+        if ranks.is_first:
+            mine.update(format=_FORMAT, extra=extra)
+            mine["ranks"] = [torch.frombuffer(bytearray(one), dtype=torch.uint8) for one in everyone if one]
+            with replacing(path) as written:
+                torch.save(mine, written)
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: torch.nn.Module | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    weights_only: bool = True,
+) -> dict[str, Any]:
+    """Reads a checkpoint of save() into model and optimizer, and returns what else was saved.
+
+    All ranks call it; only the first one reads the file, and the others need not have it. On as many ranks as
+    it was saved by, training continues with the same bits. On another number of ranks nothing that a rank had
+    kept for later steps is lost. It also reads what save() has written in a job of any size in one process
+    that has not called init().
+
+    weights_only: as of torch.load(): False if extra values are objects of classes of your own.
+
+    Raises CheckpointError on all ranks if one of them fails.
+    """
+    ranks = AllRanks(_process_set_of(optimizer))
+    common: dict[str, Any] = {}
+    states: list[bytes] = []
+    with ranks.step(f"read {path}"):
+        if ranks.is_first:
+            common, states = read(path, ranks.size, weights_only)
+    common = ranks.from_first(common)
+    state = ranks.scatter_from_first(states)
+    with ranks.step("take over the state"):
+        if model is not None:
+            model.load_state_dict(common["model"])
+        if optimizer is not None:
+            loaded = dict(common["optimizer"])
+            if state:
+                loaded["dad"] = as_tensors(from_bytes(state))
+            optimizer.load_state_dict(loaded)
+    return common["extra"]
+
+
+def read(
+    path: str | os.PathLike[str], size: int, weights_only: bool = True
+) -> tuple[dict[str, Any], list[bytes]]:
+    """What all ranks have in common of a checkpoint, and the state of each of `size` ranks."""
+    common = torch.load(path, map_location="cpu", weights_only=weights_only)
+    if not isinstance(common, dict) or common.get("format") != _FORMAT:
+        raise ValueError(f"{path} was not written by hvd.save()")
+    states = [from_bytes(one.numpy().tobytes()) for one in common.pop("ranks")]
+    return common, [to_bytes(one) for one in merge(states, size)] if states else []
+
+
+def _process_set_of(optimizer: Any) -> ProcessSet:
+    sync = getattr(optimizer, "_dad", None)
+    return global_process_set if sync is None else sync.process_set

@@ -9,6 +9,7 @@ import cloudpickle
 import torch
 
 from dad.basics import rank
+from dad.log import log
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
 
@@ -80,6 +81,13 @@ def broadcast_optimizer_state(
 
     state = optimizer.state_dict() if is_root else {}
     if "dad" in state:  # what a rank keeps for later steps is its own
+        if state["dad"]["states"] or state["dad"]["kept"]:
+            log.warning(
+                "broadcast_optimizer_state() gives all ranks the state of rank %d: what they had kept "
+                "themselves for later steps is lost. For checkpoints use hvd.save() and hvd.load(), which "
+                "keep the state of all ranks",
+                root_rank,
+            )
         state = {**state, "dad": {**state["dad"], "states": {}, "kept": {}}}
     structure = _map_tree(state, torch.Tensor, leave_slot) if is_root else None
     structure = broadcast_object(structure, root_rank, name="optimizer_state")

@@ -50,7 +50,7 @@ from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
 from dad.process_sets import ProcessSet
 from dad.replicas import Replica, ReplicaCheck
 from dad.state_keeper import StateKeeper
-from dad.states import saved_shares
+from dad.states import lost_on_load, saved_shares
 from dad.torch import capture, grad_scaler, hooks, ops, pending_grad
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
@@ -742,6 +742,8 @@ class GradientSync:
         (states.py); a rank with a number that there was not, or that was given another rank's state,
         begins with nothing kept."""
         saved = as_arrays(saved)
+        if lost := lost_on_load(saved, self.process_set.rank(), self.process_set.size()):
+            log.warning("%s", lost)
         self.steps = saved["steps"]
         self._keeper.drop()
         self._forget_plan()
