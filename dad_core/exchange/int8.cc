@@ -80,7 +80,8 @@ class Int8Exchange final : public Exchange {
     if (any_not_finite_) {
       std::fill(output_.begin(), output_.end(), std::numeric_limits<T>::quiet_NaN());
     } else if (feedback_ && state_->finite) {
-      for (size_t i = 0; i < state_->sent.size(); ++i) state_->residual[i] = state_->sent[i];
+      for (size_t i = 0; i < state_->next_residual.size(); ++i)
+        state_->residual[i] = state_->next_residual[i];
     }
     state_->submit_id = 0;
     ConvertFrom(output_.data(), step_.mine->output);
@@ -115,10 +116,10 @@ class Int8Exchange final : public Exchange {
                                    " elements does not fit " + std::to_string(count_));
   }
 
-  // `sent` becomes the new residual, which counts once the step is over.
+  // `next_residual` replaces the residual once the step is over.
   void Quantise() {
     const auto count = static_cast<size_t>(count_);
-    std::vector<T>& work = state_->sent;
+    std::vector<T>& work = state_->next_residual;
     work.resize(count);
     ConvertTo(step_.mine->input, work.data());
     const T scale = static_cast<T>(step_.mine->scale * spec_.prescale);

@@ -74,7 +74,7 @@ class Int8State final : public ExchangeState {
   uint64_t submit_id = 0;
   bool finite = true;
   std::vector<std::byte> bytes;  // all pieces, one after the other
-  std::vector<T> sent;           // what they decode to
+  std::vector<T> next_residual;  // takes the place of `residual` when the step is over
 
  private:
   static void Save(const char* name, const std::vector<T>& values, std::vector<StateTensor>& out) {
