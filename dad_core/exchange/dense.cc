@@ -11,10 +11,14 @@
 namespace dad {
 namespace {
 
+// `report` may be null.
 void Reduce(const TensorSpec& spec, std::span<const void* const> inputs, void* out, int64_t count,
-            int group_size) {
-  ReduceInRankOrder(inputs, out, count, spec.dtype, spec.op, spec.prescale, spec.postscale,
-                    group_size);
+            int group_size, StepReport* report) {
+  const bool finite = ReduceInRankOrder(inputs, out, count, spec.dtype, spec.op, spec.prescale,
+                                        spec.postscale, group_size);
+  if (!finite && report != nullptr && report->suspect < 0) {
+    report->suspect = FirstNotFinite(inputs, out, count, spec.dtype);
+  }
 }
 
 class OwnerDenseExchange final : public Exchange {
@@ -23,6 +27,7 @@ class OwnerDenseExchange final : public Exchange {
       : spec_(spec), pieces_(spec_, slice, pack) {}
 
   Status Begin(const StepInput& input, const Group& group) override {
+    report_ = input.report;
     return pieces_.Begin(input, group);
   }
 
@@ -63,7 +68,9 @@ class OwnerDenseExchange final : public Exchange {
   void ReduceOwnPiece(std::span<const void* const> contributions) {
     const std::span<std::byte> output = pieces_.OwnOutput();
     if (pieces_.group().size == 1) {  // nobody to send it to
-      if (!output.empty()) Reduce(spec_, contributions, output.data(), pieces_.own_count(), 1);
+      if (!output.empty()) {
+        Reduce(spec_, contributions, output.data(), pieces_.own_count(), 1, report_);
+      }
       return;
     }
     const std::span<std::byte> result = pieces_.OwnResult();
@@ -78,7 +85,7 @@ class OwnerDenseExchange final : public Exchange {
         inputs[r] = all == nullptr ? nullptr : all + begin;
       }
       Reduce(spec_, inputs, result.data() + begin, static_cast<int64_t>(num_bytes / element_bytes),
-             pieces_.group().size);
+             pieces_.group().size, report_);
       if (!output.empty() && output.data() != result.data()) {
         std::memcpy(output.data() + begin, result.data() + begin, num_bytes);
       }
@@ -88,6 +95,7 @@ class OwnerDenseExchange final : public Exchange {
 
   const TensorSpec spec_;
   OwnerPieces pieces_;
+  StepReport* report_ = nullptr;
 };
 
 class DirectDenseExchange final : public Exchange {
@@ -100,6 +108,7 @@ class DirectDenseExchange final : public Exchange {
   Status Begin(const StepInput& input, const Group& group) override {
     if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
     group_ = group;
+    report_ = input.report;
     const bool has_elements = input.mine != nullptr && slice_.count > 0;
     const int64_t offset = slice_.begin * static_cast<int64_t>(SizeOf(spec_.dtype));
     input_ = has_elements ? input.mine->input.bytes() + offset : nullptr;
@@ -133,7 +142,7 @@ class DirectDenseExchange final : public Exchange {
       DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[i], ReceiveBytes(round, r)));
       if (!shares[i].empty()) inputs[i] = shares[i].data();
     }
-    if (output_ != nullptr) Reduce(spec_, inputs, output_, slice_.count, group_.size);
+    if (output_ != nullptr) Reduce(spec_, inputs, output_, slice_.count, group_.size, report_);
     return Status::Ok();
   }
 
@@ -146,6 +155,7 @@ class DirectDenseExchange final : public Exchange {
   Group group_;
   const std::byte* input_ = nullptr;  // of the slice; null if we have joined
   std::byte* output_ = nullptr;
+  StepReport* report_ = nullptr;
 };
 
 }  // namespace

@@ -24,6 +24,7 @@ class DenseRingExchange final : public Exchange {
   Status Begin(const StepInput& input, const Group& group) override {
     if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
     group_ = group;
+    report_ = input.report;
     const bool has_elements = input.mine != nullptr && slice_.count > 0;
     const int64_t offset = slice_.begin * element_bytes_;
     input_ = has_elements ? input.mine->input.bytes() + offset : nullptr;
@@ -170,8 +171,14 @@ class DenseRingExchange final : public Exchange {
         }
         prescale = 1.0;
       }
-      ReduceInRankOrder(both, out + begin, count, spec_.dtype, op, prescale, postscale,
-                        group_.size);
+      const bool finite = ReduceInRankOrder(both, out + begin, count, spec_.dtype, op, prescale,
+                                            postscale, group_.size);
+      if (!finite && report_ != nullptr && report_->suspect < 0) {
+        // In the first round the peer's own values came; later a rank before us has noticed.
+        const int who = FirstNotFinite(both, out + begin, count, spec_.dtype);
+        if (who == 1) report_->suspect = group_.rank;
+        if (who == 0 && round == 0) report_->suspect = Previous();
+      }
     }
   }
 
@@ -185,7 +192,8 @@ class DenseRingExchange final : public Exchange {
   const std::byte* input_ = nullptr;        // of the slice; null if we have joined
   std::byte* output_ = nullptr;             // where pieces are put together and sent on from
   std::shared_ptr<AlignedBuffer> passing_;  // the output of a rank that has joined
-  PackedPiece came_;                        // finished, to go on in the next round
+  StepReport* report_ = nullptr;
+  PackedPiece came_;  // finished, to go on in the next round
 };
 
 }  // namespace

@@ -71,7 +71,10 @@ struct StepReport {
   bool too_large = false;    // some rank's share would have been larger than dense's
   bool not_finite = false;   // some rank's contribution was; all got NaN and no state changed
   int not_finite_rank = -1;  // the first of them, where the exchange knows
-  double effective = -1.0;   // the rank of what was applied, or the share of elements sent
+  // Methods that change nothing about values: a rank whose contribution was found not to be finite,
+  // as far as this one has seen it; -1: none.
+  int suspect = -1;
+  double effective = -1.0;  // the rank of what was applied, or the share of elements sent
 };
 
 // This rank's part in one step. Pointers stay valid from Begin to Finish/Cancel.

@@ -11,6 +11,7 @@
 #include "exchange/layer_result.h"
 #include "exchange/share_io.h"
 #include "exchange/shares.h"
+#include "linalg/finite.h"
 #include "linalg/products.h"
 #include "util/aligned_buffer.h"
 #include "util/half.h"
@@ -195,6 +196,9 @@ class FactorExchange final : public Exchange {
         AddOuter<T>(level_, factor, d, a, beta, gradient.Rows(block.out_begin, block.out_count));
       }
       if (bias != nullptr) ColumnSums<T>(level_, factor, d, beta, bias + block.out_begin);
+      const MatrixView<T> product =
+          turned ? ViewOf(weight, in, out) : gradient.Rows(block.out_begin, block.out_count);
+      if (!EdgesAreFinite(product)) FindSuspect(block, a, d);
     }
     if (!own_gradient) return Status::Ok();
     DAD_RETURN_IF_ERROR(AddIndexed(l, factor, gradient));
@@ -202,6 +206,29 @@ class FactorExchange final : public Exchange {
     result_.Deliver(out, in);
     if (bias != nullptr) bias_result_.Deliver();
     return Status::Ok();
+  }
+
+  // A value of A that is not finite spoils a whole column of DᵀA, one of D a whole row: the first
+  // row and the first column tell of all of them.
+  static bool EdgesAreFinite(MatrixView<T> product) {
+    if (product.rows == 0 || product.cols == 0) return true;
+    FiniteCheck<T> check;
+    for (int64_t j = 0; j < product.cols; ++j) check.See(product.row(0)[j]);
+    for (int64_t i = 0; i < product.rows; ++i) check.See(product.row(i)[0]);
+    return check.all_finite();
+  }
+
+  void Suspect(int rank) {
+    if (step_.report != nullptr && step_.report->suspect < 0) step_.report->suspect = rank;
+  }
+
+  void FindSuspect(const RowsBlock& block, MatrixView<T> a, MatrixView<T> d) {
+    for (const RowsPiece* piece : block.pieces) {
+      if (step_.report == nullptr || step_.report->suspect >= 0) return;
+      const bool finite = AllFinite<T>(a.Rows(piece->row_begin, piece->rows)) &&
+                          AllFinite<T>(d.Rows(piece->row_begin, piece->rows));
+      if (!finite) Suspect(piece->rank);
+    }
   }
 
   // A and D of all ranks' rows. They stay in a_[l] and d_[l] for the layer below.
@@ -321,6 +348,7 @@ class FactorExchange final : public Exchange {
       T* x = h_.Take(piece.rows * gradient.cols);
       DAD_RETURN_IF_ERROR(Decode(piece.x, piece.rows * gradient.cols, x));
       const T scale = factor * static_cast<T>(piece.scale);
+      FiniteCheck<T> check;
       for (int64_t k = 0; k < piece.rows; ++k) {
         int64_t index = 0;
         if (piece.own_index != nullptr) {
@@ -335,8 +363,13 @@ class FactorExchange final : public Exchange {
           return Malformed(-1, "an index outside of the tensor");
         }
         T* row = gradient.row(index);
-        for (int64_t j = 0; j < gradient.cols; ++j) row[j] += scale * x[k * gradient.cols + j];
+        for (int64_t j = 0; j < gradient.cols; ++j) {
+          const T value = x[k * gradient.cols + j];
+          check.See(value);
+          row[j] += scale * value;
+        }
       }
+      if (!check.all_finite()) Suspect(piece.rank);
     }
     return Status::Ok();
   }
@@ -347,7 +380,12 @@ class FactorExchange final : public Exchange {
       auto add = [&](const FactorValues& values, int64_t count, T* to) -> Status {
         T* from = h_.Take(count);
         DAD_RETURN_IF_ERROR(Decode(values, count, from));
-        for (int64_t i = 0; i < count; ++i) to[i] += scale * from[i];
+        FiniteCheck<T> check;
+        for (int64_t i = 0; i < count; ++i) {
+          check.See(from[i]);
+          to[i] += scale * from[i];
+        }
+        if (!check.all_finite()) Suspect(piece.rank);
         return Status::Ok();
       };
       DAD_RETURN_IF_ERROR(add(piece.weight, gradient.rows * gradient.cols, gradient.data));

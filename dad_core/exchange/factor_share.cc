@@ -147,14 +147,15 @@ void AddOwnPieces(const std::vector<LayerShape>& layers, const std::vector<Layer
       pieces[l].rows.push_back(piece);
     }
     for (const IndexedSegment& segment : layer.indexed) {
-      pieces[l].indexed.push_back({.rows = segment.index.num_elements(),
+      pieces[l].indexed.push_back({.rank = rank,
+                                   .rows = segment.index.num_elements(),
                                    .scale = scale,
                                    .index = {},
                                    .own_index = &segment.index,
                                    .x = {{}, &segment.x}});
     }
     if (layer.dense.data != nullptr) {
-      pieces[l].dense.push_back({scale, {{}, &layer.dense}, {{}, &layer.dense_bias}});
+      pieces[l].dense.push_back({rank, scale, {{}, &layer.dense}, {{}, &layer.dense_bias}});
     }
   }
 }
@@ -179,6 +180,7 @@ Status ParseFactorShare(const TensorSpec& spec, const std::vector<LayerShape>& l
     const size_t num_indexed = in.Count();
     for (size_t i = 0; i < num_indexed && in.ok(); ++i) {
       IndexedPiece piece;
+      piece.rank = rank;
       piece.scale = scale;
       piece.rows = static_cast<int64_t>(in.Count());
       piece.index = in.Take(static_cast<uint64_t>(piece.rows) * sizeof(uint32_t));
@@ -187,6 +189,7 @@ Status ParseFactorShare(const TensorSpec& spec, const std::vector<LayerShape>& l
     }
     if (in.Value<uint8_t>() != 0) {
       DensePiece piece;
+      piece.rank = rank;
       piece.scale = scale;
       piece.weight.block = ReadBlock(in, layers[l].out * layers[l].in);
       if (layers[l].bias) piece.bias.block = ReadBlock(in, layers[l].out);

@@ -35,6 +35,7 @@ struct RowsPiece {
 };
 
 struct IndexedPiece {
+  int rank = 0;
   int64_t rows = 0;
   double scale = 1.0;
   ByteSpan index;  // uint32
@@ -43,6 +44,7 @@ struct IndexedPiece {
 };
 
 struct DensePiece {
+  int rank = 0;
   double scale = 1.0;
   FactorValues weight;
   FactorValues bias;  // only with a bias

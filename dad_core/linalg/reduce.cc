@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "linalg/finite.h"
 #include "util/half.h"
 
 #if defined(__x86_64__)
@@ -152,6 +153,17 @@ DAD_INLINE Acc Combine(Acc a, Acc x) {
   }
 }
 
+// Watches the results of sums of floats; ignores all others.
+struct Unwatched {
+  template <typename Acc>
+  [[gnu::always_inline]] void See(Acc) {}
+  bool all_finite() const { return true; }
+};
+template <ReduceOp op, typename Acc>
+using Watch = std::conditional_t<std::is_floating_point_v<Acc> &&
+                                     (op == ReduceOp::kSum || op == ReduceOp::kAverage),
+                                 FiniteCheck<Acc>, Unwatched>;
+
 // Takes one input's block into `acc`.
 template <typename Element, ReduceOp op, bool scaled, typename Acc>
 DAD_INLINE void TakeBlock(Acc* __restrict acc, const std::byte* from, int64_t n, double prescale,
@@ -187,47 +199,29 @@ DAD_INLINE void TakeAllInputs(Acc* __restrict acc, const Job& job, int64_t begin
 // The road of most gradients: plain sums and averages of few ranks, straight from all
 // inputs to the output. Several streams read at once make the best of memory.
 template <typename Element, ReduceOp op, int num_inputs>
-DAD_INLINE void ReduceAtOnce(const Job& job) {
+DAD_INLINE bool ReduceAtOnce(const Job& job) {
   const std::byte* from[num_inputs];
   for (int k = 0; k < num_inputs; ++k) from[k] = job.inputs[static_cast<size_t>(k)];
   std::byte* to = job.out;
   const int64_t count = job.count;
   const int group_size = job.group_size;
+  Watch<op, typename Element::Acc> watch;
 #pragma GCC ivdep  // `to` may be one of `from`: an element is read before it is written
   for (int64_t i = 0; i < count; ++i) {
     auto sum = Element::Load(from[0], i);
     for (int k = 1; k < num_inputs; ++k) sum = Combine<op>(sum, Element::Load(from[k], i));
     if constexpr (op == ReduceOp::kAverage) sum = Element::Divide(sum, group_size);
+    watch.See(sum);
     Element::Store(to, i, sum);
   }
-}
-
-// False if the job has to go block by block.
-template <typename Element, ReduceOp op>
-DAD_INLINE bool TryAtOnce(const Job& job) {
-  if (job.prescale != 1.0 || job.postscale != 1.0) return false;
-  switch (job.inputs.size()) {
-    case 1: return ReduceAtOnce<Element, op, 1>(job), true;
-    case 2: return ReduceAtOnce<Element, op, 2>(job), true;
-    case 3: return ReduceAtOnce<Element, op, 3>(job), true;
-    case 4: return ReduceAtOnce<Element, op, 4>(job), true;
-    case 5: return ReduceAtOnce<Element, op, 5>(job), true;
-    case 6: return ReduceAtOnce<Element, op, 6>(job), true;
-    case 7: return ReduceAtOnce<Element, op, 7>(job), true;
-    case 8: return ReduceAtOnce<Element, op, 8>(job), true;
-    default: return false;
-  }
+  return watch.all_finite();
 }
 
 template <typename Element, ReduceOp op>
-DAD_INLINE void Reduce(const Job& job) {
-  constexpr bool is_gradient_sum = std::is_same_v<Element, FloatElement<typename Element::Acc>> &&
-                                   (op == ReduceOp::kSum || op == ReduceOp::kAverage);
-  if constexpr (is_gradient_sum) {
-    if (TryAtOnce<Element, op>(job)) return;
-  }
+DAD_INLINE bool ReduceBlocks(const Job& job) {
   using Acc = typename Element::Acc;
   alignas(64) Acc acc[kBlock];
+  Watch<op, Acc> watch;
   for (int64_t begin = 0; begin < job.count; begin += kBlock) {
     const int64_t n = std::min(kBlock, job.count - begin);
     if (job.prescale == 1.0) {
@@ -235,8 +229,14 @@ DAD_INLINE void Reduce(const Job& job) {
     } else {
       TakeAllInputs<Element, op, true>(acc, job, begin, n);
     }
+    // Watched in a loop that is there anyway, if there is one.
     if constexpr (op == ReduceOp::kAverage) {
-      for (int64_t i = 0; i < n; ++i) acc[i] = Element::Divide(acc[i], job.group_size);
+      for (int64_t i = 0; i < n; ++i) {
+        acc[i] = Element::Divide(acc[i], job.group_size);
+        watch.See(acc[i]);
+      }
+    } else if constexpr (Staged<Element>) {
+      for (int64_t i = 0; i < n; ++i) watch.See(acc[i]);
     }
     if (job.postscale != 1.0) {
       for (int64_t i = 0; i < n; ++i) acc[i] = Element::Scale(acc[i], job.postscale);
@@ -245,24 +245,49 @@ DAD_INLINE void Reduce(const Job& job) {
     if constexpr (Staged<Element>) {
       Element::Narrow(to, acc, n);
     } else {
-      for (int64_t i = 0; i < n; ++i) Element::Store(to, i, acc[i]);
+      for (int64_t i = 0; i < n; ++i) {
+        if constexpr (op != ReduceOp::kAverage) watch.See(acc[i]);
+        Element::Store(to, i, acc[i]);
+      }
     }
   }
+  return watch.all_finite();
 }
 
 template <typename Element, ReduceOp op>
-void ReduceBaseline(const Job& job) {
-  Reduce<Element, op>(job);
+DAD_INLINE bool Reduce(const Job& job) {
+  constexpr bool is_gradient_sum = std::is_same_v<Element, FloatElement<typename Element::Acc>> &&
+                                   (op == ReduceOp::kSum || op == ReduceOp::kAverage);
+  if constexpr (is_gradient_sum) {
+    if (job.prescale != 1.0 || job.postscale != 1.0) return ReduceBlocks<Element, op>(job);
+    switch (job.inputs.size()) {
+      case 1: return ReduceAtOnce<Element, op, 1>(job);
+      case 2: return ReduceAtOnce<Element, op, 2>(job);
+      case 3: return ReduceAtOnce<Element, op, 3>(job);
+      case 4: return ReduceAtOnce<Element, op, 4>(job);
+      case 5: return ReduceAtOnce<Element, op, 5>(job);
+      case 6: return ReduceAtOnce<Element, op, 6>(job);
+      case 7: return ReduceAtOnce<Element, op, 7>(job);
+      case 8: return ReduceAtOnce<Element, op, 8>(job);
+      default: break;
+    }
+  }
+  return ReduceBlocks<Element, op>(job);
+}
+
+template <typename Element, ReduceOp op>
+bool ReduceBaseline(const Job& job) {
+  return Reduce<Element, op>(job);
 }
 
 #if defined(__x86_64__)
 template <typename Element, ReduceOp op>
-[[gnu::target("avx2,f16c")]] void ReduceAvx2(const Job& job) {
-  Reduce<Element, op>(job);
+[[gnu::target("avx2,f16c")]] bool ReduceAvx2(const Job& job) {
+  return Reduce<Element, op>(job);
 }
 #endif
 
-using Kernel = void (*)(const Job&);
+using Kernel = bool (*)(const Job&);
 
 template <typename Element, ReduceOp op>
 Kernel KernelAt(CpuLevel level) {
@@ -309,10 +334,10 @@ Kernel FindKernel(DType dtype, ReduceOp op, CpuLevel level) {
 
 }  // namespace
 
-void ReduceInRankOrderAt(CpuLevel level, std::span<const void* const> inputs, void* out,
+bool ReduceInRankOrderAt(CpuLevel level, std::span<const void* const> inputs, void* out,
                          int64_t count, DType dtype, ReduceOp op, double prescale, double postscale,
                          int group_size) {
-  if (count == 0) return;
+  if (count == 0) return true;
   std::vector<const std::byte*> present;
   present.reserve(inputs.size());
   for (const void* input : inputs) {
@@ -320,16 +345,39 @@ void ReduceInRankOrderAt(CpuLevel level, std::span<const void* const> inputs, vo
   }
   if (present.empty()) {
     std::memset(out, 0, static_cast<size_t>(count) * SizeOf(dtype));
-    return;
+    return true;
   }
-  FindKernel(dtype, op, level)(
+  return FindKernel(dtype, op, level)(
       {present, static_cast<std::byte*>(out), count, prescale, postscale, group_size});
 }
 
-void ReduceInRankOrder(std::span<const void* const> inputs, void* out, int64_t count, DType dtype,
+bool ReduceInRankOrder(std::span<const void* const> inputs, void* out, int64_t count, DType dtype,
                        ReduceOp op, double prescale, double postscale, int group_size) {
-  ReduceInRankOrderAt(BestCpuLevel(), inputs, out, count, dtype, op, prescale, postscale,
-                      group_size);
+  return ReduceInRankOrderAt(BestCpuLevel(), inputs, out, count, dtype, op, prescale, postscale,
+                             group_size);
+}
+
+int FirstNotFinite(std::span<const void* const> inputs, const void* out, int64_t count,
+                   DType dtype) {
+  int overwritten = -1;
+  std::byte sums[kBlock * sizeof(double)];
+  const auto is_finite = [&](const void* input) {
+    for (int64_t begin = 0; begin < count; begin += kBlock) {
+      const void* const block[] = {static_cast<const std::byte*>(input) +
+                                   static_cast<size_t>(begin) * SizeOf(dtype)};
+      const int64_t n = std::min(kBlock, count - begin);
+      if (!ReduceInRankOrder(block, sums, n, dtype, ReduceOp::kSum, 1.0, 1.0, 1)) return false;
+    }
+    return true;
+  };
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i] == out && out != nullptr) {
+      overwritten = static_cast<int>(i);
+    } else if (inputs[i] != nullptr && !is_finite(inputs[i])) {
+      return static_cast<int>(i);
+    }
+  }
+  return overwritten;
 }
 
 }  // namespace dad

@@ -28,12 +28,20 @@ namespace dad {
 // `inputs` are in rank order; null is a rank that contributes nothing. If all are null
 // the result is zero. No alignment is needed. `out` may be one of the inputs, but must
 // not overlap them in another way. Adasum is not elementwise and not served here.
-void ReduceInRankOrder(std::span<const void* const> inputs, void* out, int64_t count, DType dtype,
+//
+// False if an element of a Sum or Average of floats is NaN or infinite, before it is rounded to 16
+// bits. True for everything else.
+bool ReduceInRankOrder(std::span<const void* const> inputs, void* out, int64_t count, DType dtype,
                        ReduceOp op, double prescale, double postscale, int group_size);
 
 // The same at a level the machine must have; for tests that compare levels.
-void ReduceInRankOrderAt(CpuLevel level, std::span<const void* const> inputs, void* out,
+bool ReduceInRankOrderAt(CpuLevel level, std::span<const void* const> inputs, void* out,
                          int64_t count, DType dtype, ReduceOp op, double prescale, double postscale,
                          int group_size);
+
+// After ReduceInRankOrder has returned false: the first input that has NaN or infinity, -1 if none
+// has. An input that was overwritten by the result comes last, and is blamed if no other is found.
+int FirstNotFinite(std::span<const void* const> inputs, const void* out, int64_t count,
+                   DType dtype);
 
 }  // namespace dad

@@ -2,15 +2,18 @@
 // process must share it, and a forked child must not touch its parent's.
 #include <unistd.h>
 
+#include <atomic>
 #include <mutex>
 
 #include "dad/engine.h"
+#include "dad/overflows.h"
 
 namespace dad {
 namespace {
 
 std::mutex g_mutex;
 pid_t g_owner = 0;
+std::atomic<bool> g_expects_overflows{false};
 int64_t g_joins_before = 0;  // of the engines before this one
 
 // Never destroyed by the C++ runtime: at exit other libraries may be gone already.
@@ -54,6 +57,9 @@ std::shared_ptr<Engine> ProcessEngine() {
   std::lock_guard lock(g_mutex);
   return IsOwner() ? Slot() : nullptr;
 }
+
+void ExpectOverflows() { g_expects_overflows = true; }
+bool OverflowsAreExpected() { return g_expects_overflows; }
 
 int64_t ProcessJoins() {
   std::lock_guard lock(g_mutex);

@@ -4,6 +4,7 @@
 #include <future>
 #include <numeric>
 
+#include "dad/overflows.h"
 #include "exchange/device/bench.h"
 #include "runtime/solo.h"
 #include "runtime/validate.h"
@@ -316,18 +317,9 @@ void Worker::HandleMessage(MessageEvent& message) {
     case MessageKind::kLeft:
     case MessageKind::kData: {
       if (aborted_ || shutting_down_) return;
-      Lane* lane = FindLane(header.lane);
-      if (lane == nullptr) {
-        // A peer that agreed on a new process set before we did, or the last words
-        // in one that is gone.
-        if (header.lane >= next_process_set_) {
-          unborn_[header.lane].push_back(std::move(message));
-        }
-        return;
-      }
-      const int member = lane->MemberOf(message.peer);
-      if (member < 0) return Abort(message.peer, "sent a message to a process set it is not in");
-      lane->OnMessage(member, header, std::move(message.payload));
+      if (Lane* lane = FindLane(header.lane)) return HandleInLane(*lane, message);
+      // Either a peer agreed on a new process set before we did, or the set is gone.
+      if (header.lane >= next_process_set_) KeepForLater(message);
       return;
     }
     case MessageKind::kPing: return SendControl(message.peer, MessageKind::kPong);
@@ -342,6 +334,22 @@ void Worker::HandleMessage(MessageEvent& message) {
     }
     case MessageKind::kCollective: return;  // never gets here: the transport keeps these
   }
+}
+
+void Worker::HandleInLane(Lane& lane, MessageEvent& message) {
+  const int member = lane.MemberOf(message.peer);
+  if (member < 0) return Abort(message.peer, "sent a message to a process set it is not in");
+  lane.OnMessage(member, message.header, std::move(message.payload));
+}
+
+// A peer can go no further than its first message to a process set before all members answer.
+void Worker::KeepForLater(MessageEvent& message) {
+  std::vector<MessageEvent>& early = unborn_[message.header.lane];
+  const auto from_peer = [&](const MessageEvent& kept) { return kept.peer == message.peer; };
+  if (std::any_of(early.begin(), early.end(), from_peer)) {
+    return Abort(message.peer, "sent several messages to a process set that does not exist yet");
+  }
+  early.push_back(std::move(message));
 }
 
 void Worker::PeerSaidGoodbye(int peer) {
@@ -470,8 +478,21 @@ Lane* Worker::FindLane(int id) {
 void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   timeline_.Finished(*request);
   if (request->first_error.code() == StatusCode::kAborted) NoteBroken(request->first_error);
+  if (request->report.suspect >= 0) WarnOfSuspect(*request);
   if (request->staged && request->first_error.ok()) request->first_error = stager_.Return(*request);
   request->Complete(request->first_error);
+}
+
+// Of gradients only: what a user sums up by himself may be meant.
+void Worker::WarnOfSuspect(const RequestState& request) {
+  const int process_set = request.request.process_set;
+  const Lane* lane = FindLane(process_set);
+  if (lane == nullptr || request.meta.stream == 0 || OverflowsAreExpected()) return;
+  if (!warned_streams_.emplace(process_set, request.meta.stream).second) return;
+  const int rank = lane->ranks()[static_cast<size_t>(request.report.suspect)];
+  DAD_LOG(Warning) << "the gradient of \"" << request.meta.name
+                   << "\" has NaN or infinities on rank " << rank
+                   << ", so all ranks get them in its sum; this is said once per optimizer";
 }
 
 void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<RequestState>& mine) {
@@ -497,9 +518,7 @@ void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<Re
       MakeLane(id, ranks);
       if (Lane* lane = FindLane(id)) {
         if (join_) lane->SetJoined(true);
-        for (MessageEvent& early : unborn_[id]) {
-          lane->OnMessage(lane->MemberOf(early.peer), early.header, std::move(early.payload));
-        }
+        for (MessageEvent& early : unborn_[id]) HandleInLane(*lane, early);
       }
       unborn_.erase(id);
     }

@@ -72,10 +72,14 @@ class Worker final : public MessageSink, private LaneOwner {
   void PumpLanes();
   // A request has failed because a peer has left: the engine is of no use any more.
   void NoteBroken(const Status& why);
+  // The contribution of a rank to a gradient was not finite.
+  void WarnOfSuspect(const RequestState& request);
   void DropRemoved();
   void Handle(Event& event);
   void HandleSubmit(const std::shared_ptr<RequestState>& request);
   void HandleMessage(MessageEvent& message);
+  void HandleInLane(Lane& lane, MessageEvent& message);
+  void KeepForLater(MessageEvent& message);  // until its process set exists
   // Device tensors.
   void SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request);
   void TakeStaged();
@@ -126,11 +130,13 @@ class Worker final : public MessageSink, private LaneOwner {
 
   StateStore states_;  // before the lanes, whose exchanges use it
   std::map<int, LaneSlot> lanes_;
-  std::map<int, std::vector<MessageEvent>> unborn_;  // messages of process sets still to come
+  // Messages of process sets that do not exist yet; at most one per peer and set.
+  std::map<int, std::vector<MessageEvent>> unborn_;
   std::vector<int> removed_;  // process sets to be dropped when nobody uses their memory
   int next_process_set_ = 1;
   Peers peers_;
   StallWatch stall_watch_;
+  std::set<std::pair<int, uint32_t>> warned_streams_;  // process set and stream; WarnOfSuspect
   Clock::time_point next_stall_check_;
   Clock::time_point next_peer_check_;
   std::shared_ptr<RequestState> join_;

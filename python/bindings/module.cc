@@ -11,6 +11,7 @@
 
 #include "dad/digest.h"
 #include "dad/engine.h"
+#include "dad/overflows.h"
 #include "dad/plugins.h"
 
 namespace py = pybind11;
@@ -408,6 +409,8 @@ PYBIND11_MODULE(_core, m) {
   m.def("process_set_ids", [] { return Running()->ProcessSetIds(); });
   m.def("hosts", [] { return Running()->Hosts(); });
   m.def("join", [] { return RunBare(Bare(dad::OpKind::kJoin)); });
+  m.def("expect_overflows", &dad::ExpectOverflows,
+        "A loss scaler is in use: the core does not warn of gradients that are not finite.");
   m.def("joins", &dad::ProcessJoins, "How many joins all ranks have come to in this process.");
   m.def(
       "barrier",

@@ -53,8 +53,8 @@ JOB = (
         "1",
         "DAD_CHECK_REPLICAS",
         "",
-        "Whether ranks compare their parameters and their optimizers' settings now and then while they train. "
-        "1: a warning names what differs. raise: it is an error on all ranks. 0: they do not compare.",
+        "Whether ranks compare parameters and settings of their optimizers while they train. 1: a warning "
+        "names what differs. raise: it is an error on all ranks. 0: they do not compare (errors.md).",
     ),
     Variable("seed", "0", "DAD_SEED", "", "Seed of what qsgd rounds at random, the same on all ranks."),
     Variable(

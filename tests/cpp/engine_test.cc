@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <fstream>
@@ -12,6 +13,7 @@
 #include <set>
 
 #include "engine_fixture.h"
+#include "wire/message.h"
 
 namespace dad {
 namespace {
@@ -518,7 +520,7 @@ TEST(EngineTest, UnnamedRequestsAreCountedByLabelAndProcessSetAndAnewAfterAJoin)
       Values v({1});
       Request request = v.AllReduce(label);
       request.process_set = process_set;
-      if (!valid) request.tensors[0].output.shape = {2};
+      if (!valid) request.tensors.clear();
       std::string name;
       const auto ticket = job[rank].SubmitUnnamed(std::move(request), &name);
       EXPECT_EQ(ticket->Rejected(), !valid);
@@ -540,6 +542,45 @@ TEST(EngineTest, UnnamedRequestsAreCountedByLabelAndProcessSetAndAnewAfterAJoin)
       EXPECT_TRUE(job[rank].SubmitUnnamed(Bare(OpKind::kJoin, "join"))->Wait(seconds(20)).ok());
     }
   });
+}
+
+// Messages of a rank that does not follow the protocol, to a process set that does not exist yet.
+class EarlyMessages : public testing::Test {
+ protected:
+  void Send(int from, int to, uint16_t lane) {
+    MessageHeader header;
+    header.kind = MessageKind::kNegotiate;
+    header.lane = lane;
+    transports_[static_cast<size_t>(from)]->Send(to, header, {}, nullptr);
+  }
+  // Fails with a message that has `part` in it.
+  void ExpectFailure(int rank, const std::string& part) {
+    Values v({1});
+    const Status status = job_[rank].Submit(v.AllReduce("v"))->Wait(seconds(20));
+    EXPECT_EQ(status.code(), StatusCode::kAborted) << status.ToString();
+    EXPECT_NE(status.message().find(part), std::string::npos) << status.message();
+  }
+
+  std::array<Transport*, 3> transports_{};
+  Job job_{3, {}, {}, [this](std::unique_ptr<Transport> transport) {
+             transports_[static_cast<size_t>(transport->rank())] = transport.get();
+             return transport;
+           }};
+};
+
+TEST_F(EarlyMessages, OfARankThatIsNotInTheSetAreAnError) {
+  Send(1, 0, 1);
+  job_.Run([&](int rank) {
+    (void)job_[rank].Submit(Bare(OpKind::kAddProcessSet, "set", {0, 2}))->Wait(seconds(20));
+  });
+  ExpectFailure(0, "rank 1: sent a message to a process set it is not in");
+}
+
+TEST_F(EarlyMessages, AreKeptOnceForEachPeer) {
+  Send(1, 0, 7);
+  Send(1, 0, 8);
+  Send(1, 0, 7);
+  ExpectFailure(0, "rank 1: sent several messages to a process set that does not exist yet");
 }
 
 TEST(EngineTest, KilledPeerFailsEverybodyByName) {

@@ -207,6 +207,50 @@ TEST(ReduceTest, MinAndMaxGiveNanIfAnyIsNan) {
   }
 }
 
+TEST(ReduceTest, SaysWhetherASumIsFiniteAndWhoseFaultItIs) {
+  constexpr int64_t kCount = 3001;  // several blocks, and a rest
+  for (const CpuLevel level : {CpuLevel::kBaseline, BestCpuLevel()}) {
+    for (const int num_ranks : {1, 3, 9}) {  // the last goes block by block
+      for (const double bad : {std::nan(""), double{INFINITY}, -double{INFINITY}}) {
+        for (const int64_t at : {int64_t{-1}, int64_t{0}, int64_t{1500}, kCount - 1}) {
+          std::vector<std::vector<float>> ranks(static_cast<size_t>(num_ranks));
+          std::vector<const void*> inputs;
+          for (auto& values : ranks)
+            inputs.push_back((values.assign(kCount, 0x1p120f), values.data()));
+          const int culprit = num_ranks - 1;
+          if (at >= 0) ranks.back()[static_cast<size_t>(at)] = static_cast<float>(bad);
+          std::vector<float> out(kCount);
+          const auto reduce = [&](void* to, ReduceOp op) {
+            return ReduceInRankOrderAt(level, inputs, to, kCount, DType::kFloat32, op, 1, 1,
+                                       num_ranks);
+          };
+          EXPECT_EQ(reduce(out.data(), ReduceOp::kAverage), at < 0);
+          EXPECT_TRUE(reduce(out.data(), ReduceOp::kMax)) << "only sums are watched";
+          EXPECT_EQ(FirstNotFinite(inputs, out.data(), kCount, DType::kFloat32),
+                    at < 0 ? -1 : culprit);
+          // In place on the first, which is blamed only if no other is found.
+          EXPECT_EQ(reduce(ranks[0].data(), ReduceOp::kSum), at < 0);
+          if (at >= 0) {
+            EXPECT_EQ(FirstNotFinite(inputs, ranks[0].data(), kCount, DType::kFloat32), culprit);
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(ReduceTest, HalvesAreWatchedBeforeTheyAreRounded) {
+  std::vector<uint16_t> large(100, FloatToHalf(60000)), out(100);
+  const void* inputs[] = {large.data(), large.data()};
+  const auto sum = [&] {
+    return ReduceInRankOrder(inputs, out.data(), 100, DType::kFloat16, ReduceOp::kSum, 1, 1, 2);
+  };
+  EXPECT_TRUE(sum()) << "an overflow of finite values";
+  EXPECT_EQ(out[0], 0x7c00);
+  large[99] = 0x7c00;
+  EXPECT_FALSE(sum());
+}
+
 TEST(ReduceTest, HalfSumsAreRoundedOnce) {
   // In half 2048 + 1 rounds back to 2048; in float the ones add up first.
   std::vector<Tensor> inputs;

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import time
 
 import numpy as np
@@ -20,6 +21,13 @@ results = launched_once(__file__, NUM_RANKS)
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
+
+
+@pytest.mark.parametrize("method", ["none", "dad"])
+def test_a_gradient_that_is_not_finite_is_reported_with_its_rank(results, method):
+    told = re.findall(r'gradient of "(\S+)" has NaN or infinities on rank (\d)', results.output)
+    of_method = [rank for name, rank in told if f"poisoned_{method}" in name]
+    assert of_method and set(of_method) == {"1"}, results.output
 
 
 def before_check():
@@ -61,6 +69,21 @@ def tape_gradients(model, data, **options):
 def assert_close(ours, theirs, rtol=1e-5, atol=1e-6):
     for a, b in zip(ours, theirs, strict=True):
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
+
+
+def check_gradients_that_are_not_finite_on_one_rank():
+    x, y = batch(hvd().rank())
+    for method in ("none", "dad"):
+        model = keras.Sequential(
+            [keras.Input((6,)), keras.layers.Dense(1, use_bias=False, name=f"poisoned_{method}")]
+        )
+        optimizer = hvd().DistributedOptimizer(keras.optimizers.SGD(0.1), compression=method)
+        model.compile(optimizer, "mse", run_eagerly=False, jit_compile=False)
+        for step in range(4):
+            if step == 2 and hvd().rank() == 1:
+                x[0, 0] = np.nan
+            model.train_on_batch(x, y)
+        assert np.isnan(model.get_weights()[0]).all()
 
 
 def check_the_tape_gives_the_gradient_of_the_joined_batch():

@@ -3,6 +3,7 @@
 import copy
 import logging
 import pickle
+import re
 import warnings
 
 import pytest
@@ -23,6 +24,21 @@ results = launched_once(__file__, NUM_RANKS)
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
+
+
+POISONED = ["none", "exact", "dad", "edad"]
+
+
+@pytest.mark.parametrize("method", POISONED)
+def test_a_gradient_that_is_not_finite_is_reported_with_its_rank(results, method):
+    told = re.findall(r'gradient of "(\S+)" has NaN or infinities on rank (\d)', results.output)
+    of_method = [rank for name, rank in told if f"poisoned_{method}." in name]
+    assert of_method and set(of_method) == {"1"}, results.output
+    assert len(of_method) <= NUM_RANKS  # each rank says it once
+
+
+def test_an_overflow_of_a_scaled_loss_is_not_reported(results):
+    assert "scaled_overflow" not in results.output
 
 
 def net():
@@ -50,6 +66,33 @@ def mean_gradients(model, loss):
 def assert_gradients(model, expected):
     for param, grad in zip(model.parameters(), expected, strict=True):
         torch.testing.assert_close(param.grad, grad)
+
+
+def check_gradients_that_are_not_finite_on_one_rank():
+    # Before the checks with a GradScaler, after which overflows are expected.
+    for method in POISONED:
+        model = net()
+        names = [(f"poisoned_{method}.{name}", param) for name, param in model.named_parameters()]
+        optimizer = distributed(model, named_parameters=names, compression=method)
+        for step in range(4):
+            x = data()
+            if step > 1 and hvd().rank() == 1:
+                x[0, 0] = float("nan")
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+        assert model[0].weight.isnan().any()
+
+
+def check_overflows_of_a_scaled_loss_are_no_news():
+    model = net()
+    names = [(f"scaled_overflow.{name}", param) for name, param in model.named_parameters()]
+    optimizer = distributed(model, named_parameters=names)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaler.scale(model(data()).sum() * float("inf")).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    assert scaler.get_scale() == 2.0**9
 
 
 def check_it_is_an_instance_of_the_users_class():

@@ -304,6 +304,7 @@ class MethodReducer(GradientReducer):
         self._started_with = (list(variables), loss_scale)
         self._sync = self._start_sync(variables)
         if loss_scale is not None:
+            _core.expect_overflows()
             self._sync.loss_scale = lambda: float(
                 loss_scale() if callable(loss_scale) else getattr(loss_scale, "value", loss_scale)
             )

@@ -15,6 +15,8 @@ from typing import Any
 
 import keras
 
+from dad._lib import _core
+
 _installed = False
 
 
@@ -57,6 +59,7 @@ def _patch_loss_scale() -> None:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
         scale = self.dynamic_scale if self.built else self.initial_scale
+        _core.expect_overflows()
         grads = inner._dad(list(grads), variables, loss_scale=scale)
         inner._dad.reduced_scaled(grads)
         object.__setattr__(inner, "_dad_is_reduced", True)

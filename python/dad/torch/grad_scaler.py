@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from dad._lib import _core
+
 _loss_scale = 1.0
 
 
@@ -32,6 +34,8 @@ def install(before: Any, after: Any) -> None:
         global _loss_scale
         outputs = scale_outputs(self, *args, **kwargs)
         _loss_scale = float(self.get_scale())
+        if self.is_enabled():
+            _core.expect_overflows()
         return outputs
 
     torch.amp.GradScaler.scale = scale
