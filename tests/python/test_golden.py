@@ -42,7 +42,9 @@ def kind_of_machine(framework: str) -> str:
 
 def run(framework: str, num_ranks: int) -> list[dict[str, Any]]:
     """What each rank wrote."""
-    environment = job_environment(**ENVIRONMENT, DAD_PACK="0", DAD_RING_BYTES="0", OMP_NUM_THREADS="1")
+    # Packing and rings are chosen by the measured line; comparing replicas sends bytes of its own.
+    settings = {"DAD_PACK": "0", "DAD_RING_BYTES": "0", "DAD_CHECK_REPLICAS": "0", "OMP_NUM_THREADS": "1"}
+    environment = job_environment(**ENVIRONMENT, **settings)
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dad.runner.cli", "-np", str(num_ranks)]
         command += [sys.executable, str(JOB), framework, folder]
@@ -76,9 +78,20 @@ def test_every_method_has_the_recorded_bits_bytes_and_messages(framework, num_ra
     differing = {
         method: {"recorded": expected.get(method), "seen": seen.get(method)}
         for method in {**expected, **seen}
-        if expected.get(method) != seen.get(method)
+        if not same(expected.get(method), seen.get(method))
     }
     assert not differing
+
+
+def same(recorded: list[Any] | None, seen: list[Any] | None) -> bool:
+    """Bits and bytes are equal. Messages may be twice as many: the timing of the first steps decides which
+    tensors share a batch."""
+    if recorded is None or seen is None or recorded[0] != seen[0]:
+        return False
+    return all(
+        was_bytes == now_bytes and now_messages <= 2 * was_messages
+        for (was_bytes, was_messages), (now_bytes, now_messages) in zip(recorded[1:], seen[1:], strict=True)
+    )
 
 
 def record() -> None:
