@@ -143,6 +143,15 @@ class BytesGather {
     ticket_ = engine->Submit(std::move(request));
   }
 
+  // Whether it is over by then. It goes on if it is not.
+  bool WaitFor(double seconds) {
+    py::gil_scoped_release release;
+    const std::chrono::duration<double> limit(seconds);
+    const Status status =
+        ticket_->Wait(std::chrono::duration_cast<std::chrono::milliseconds>(limit));
+    return status.code() != dad::StatusCode::kTimeout;
+  }
+
   // Every rank's bytes, in the order of the set's ranks; joined ones have none.
   std::vector<py::bytes> Wait() {
     Status status;
@@ -427,7 +436,8 @@ PYBIND11_MODULE(_core, m) {
   py::class_<BytesGather>(m, "BytesGather")
       .def(py::init<const std::string&, const std::string&, int>(), py::arg("name"),
            py::arg("mine"), py::arg("process_set"))
-      .def("wait", &BytesGather::Wait);
+      .def("wait", &BytesGather::Wait)
+      .def("wait_for", &BytesGather::WaitFor, py::arg("seconds"));
   m.def("send_bytes", &SendBytes, py::arg("name"), py::arg("parts"), py::arg("process_set"));
   m.def("digest", &DigestOf, py::arg("memory"));
 

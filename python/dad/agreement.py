@@ -58,6 +58,7 @@ class Agreement:
         self._framework = framework
         self._joins = joins
         self._compared_at: tuple[int, int] | None = None
+        self._running: tuple[str, Any] | None = None  # the digest of what is compared, and its exchange
 
     def is_due(self) -> bool:
         return self._compared_at != self._epoch()
@@ -66,26 +67,41 @@ class Agreement:
         """Something may have happened that not all ranks know of: they compare again in the next step."""
         self._compared_at = None
 
+    def begin(self, described: Description, facts: Facts) -> None:
+        """Starts the comparison that settle() ends, unless it has been started. Does not wait."""
+        mine = described.digest()
+        if self._running is not None:
+            if self._running[0] == mine:
+                return
+            self._running[1].wait()  # parameters were added since, on all ranks
+        self._compared_at = None
+        self.name = f"{self._framework}.{self._next_number()}"
+        self._running = mine, self._start("settings", [rank(), mine, facts])
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether all ranks have begun, by then."""
+        return self._running is not None and self._running[1].wait_for(seconds)
+
     def settle(self, described: Description, facts: Facts) -> list[Facts]:
         """Compares with the other ranks. Returns what each of them says beside it, in rank order; ranks that
         have joined say nothing. MismatchError, on all ranks, if they differ."""
-        self._compared_at = None
-        self.name = f"{self._framework}.{self._next_number()}"
-        mine = described.digest()
-        everyone = self._gather("settings", [rank(), mine, facts])
+        self.begin(described, facts)
+        assert self._running is not None
+        (_, gather), self._running = self._running, None
+        everyone = [json.loads(one) for one in gather.wait()]
         if len({digest for _, digest, _ in everyone}) > 1:
             self._raise(described)
         self._compared_at = self._epoch()
         return [facts for *_, facts in everyone]
 
     def _raise(self, described: Description) -> None:
-        everyone = self._gather("settings.details", [rank(), asdict(described)])
+        gather = self._start("settings.details", [rank(), asdict(described)])
+        everyone = [json.loads(one) for one in gather.wait()]
         raise MismatchError(difference({number: Description(**one) for number, one in everyone}))
 
-    def _gather(self, what: str, mine: Any) -> list[Any]:
-        name = f"{what}.{self.name}"
+    def _start(self, what: str, mine: Any) -> Any:
         data = json.dumps(mine).encode()
-        return [json.loads(one) for one in _core.gather_bytes(name, data, self._process_set.process_set_id)]
+        return _core.BytesGather(f"{what}.{self.name}", data, self._process_set.process_set_id)
 
     def _epoch(self) -> tuple[int, int]:
         return num_inits(), self._joins()

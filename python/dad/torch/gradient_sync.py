@@ -67,6 +67,7 @@ from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 # user's own collectives.
 _num_streams: collections.Counter[int | None] = collections.Counter()
 _capture_owners = itertools.count(1)
+_AGREEMENT_SECONDS = 5.0  # that a rank waits after backward() for others to come there
 _PATIENCE_SECONDS = 20.0  # with ranks that do not send a gradient somebody has asked for
 _MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
 
@@ -112,9 +113,7 @@ class GradientSync:
         self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
         self._failed: list[Exception] = []  # what went wrong in this step
         self._waited = False  # for all results of this step
-        self._agreed = False  # in this step; then the next two are what all ranks know
         self._follows_plan = True  # the same one as the other ranks
-        self._all_complete = False  # every rank has all of its gradients
         self.steps = 0  # that were synchronized
         self.waited_seconds = 0.0  # for results, in all of them
         self.plan: planner.Plan | None = None
@@ -246,21 +245,23 @@ class GradientSync:
         self._backward_calls += 1
         if not self.touched:
             return
-        if self._must_agree():
-            with self._ends_step_on_error():
-                self._agree()
-            self._send_after_agreement()
+        if self._agreement.is_due():
+            self._agree_early()
         self._watch_gradients(self.slots.values())
 
-    def _send_after_agreement(self) -> None:
-        """Sends what the comparison has held back, as far as it can be sent before synchronize()."""
-        if self._all_complete:
-            self._settle_on_units()
-            ready = self._in_backward_order()
-        else:
-            ready = [] if self._held or not self._follows_plan else self._ready
-        for unit in ready:
-            self._try(self._send_if_unsent, unit)
+    def _agree_early(self) -> None:
+        """Compares with the other ranks where all of them come to the end of a backward pass, and sends what
+        was held back: a script may call other collectives between backward() and step(), and some ranks may
+        read .grad before them. A rank that has no batch does not come here, so the wait has a limit; then
+        the comparison ends in synchronize()."""
+        self._agreement.begin(self._describe(), self._facts())
+        if not self._agreement.is_over(_AGREEMENT_SECONDS):
+            return
+        with self._ends_step_on_error():
+            self._agree()
+        if self._follows_plan and not self._held:
+            for unit in self._ready:
+                self._try(self._send_if_unsent, unit)
 
     def _watch_gradients(self, slots: Iterable[Slot]) -> None:
         for slot in slots:
@@ -411,7 +412,7 @@ class GradientSync:
         if self._refused:
             done = [slot.param for slot in self._planned_slots() if slot.passes_left == 0]
             _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
-        if self._must_agree():
+        if self._agreement.is_due():
             self._agree()
         self._waited = True
         self._settle_on_units()
@@ -505,32 +506,25 @@ class GradientSync:
         self._agreement.doubt()
         self.replicas.start_anew()
 
-    def _must_agree(self) -> bool:
-        """Whether this step begins with a comparison: ranks may differ, or they will make a plan."""
-        return not self._agreed and (self._agreement.is_due() or bool(self._held))
-
-    def _agree(self) -> None:
-        """Compares with the other ranks, at the end of the step's first backward pass, which all ranks reach
-        before any collective that the script may call between backward() and step(). Whether all have their
-        gradients decides if a plan is made at once. Ranks are at the same step afterwards.
-
-        MismatchError, on all ranks, if their optimizers were made with something else."""
-        self._agreed = True
+    def _facts(self) -> dict[str, Any]:
+        """Where this rank is, for the others."""
         choices = self.plan.as_dict() if self.plan is not None else None
         text = repr((choices, sorted(slot.name for slot in self._held)))
-        mine = {
+        return {
             "step": self.steps,
             "outdated": self._is_outdated(),
             "plan": hashlib.sha256(text.encode()).hexdigest(),
-            "complete": self._is_complete(),
             "replicas": self.replicas.facts(),
         }
-        everyone = self._agreement.settle(self._describe(), mine)
+
+    def _agree(self) -> None:
+        """Finds out whether all ranks are at the same place of the same plan. They are at the same step
+        afterwards. MismatchError, on all ranks, if their optimizers were made with something else."""
+        everyone = self._agreement.settle(self._describe(), self._facts())
         self.steps = max(one["step"] for one in everyone)
         self.replicas.agree([one["replicas"] for one in everyone])
         same_plan = len({one["plan"] for one in everyone}) == 1
         self._follows_plan = same_plan and not any(one["outdated"] for one in everyone)
-        self._all_complete = all(one["complete"] for one in everyone)
 
     def _describe(self) -> Description:
         """What ranks must have in common."""
@@ -781,7 +775,7 @@ class GradientSync:
         """Back to the start of a step. What is still in flight is left to itself."""
         self._unwatch()
         self._failed = []
-        self._waited = self._agreed = self._all_complete = False
+        self._waited = False
         self._follows_plan = True
         self._backward_calls = 0
         for slot in self.slots.values():
@@ -807,5 +801,3 @@ class GradientSync:
             self._keeper.drop()
         except Exception:  # at exit anything may be gone
             pass
-
-
