@@ -219,7 +219,7 @@ class ReplicaCheck:
                 verb = "differ" if more else "differs"
                 parts = " / ".join(name_ranks(one) for one in groups.values())
                 problems.append(f'"{name}"{more} {verb} between {parts}. {cure}')
-        return f"replicas differ after step {steps}: {' Also: '.join(problems)}" if problems else ""
+        return f"replicas differ after step {steps}: {'. Also: '.join(problems)}" if problems else ""
 
     def _cure_for_tensors(self) -> str:
         if self._equal_after is None:

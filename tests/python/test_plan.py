@@ -188,21 +188,6 @@ def test_rows_of_a_group_have_the_outputs_of_that_group():
     assert made([whole], replace(SLOW, size=2))["a"].kind == "dense"
 
 
-def test_a_kind_that_nobody_can_send_is_an_error():
-    choice = made([layer("a")])["a"]
-    with pytest.raises(ValueError, match='"a": a request of kind .signsgd. is not known; .*dense, factor'):
-        replace(choice, kind="signsgd")
-    saved = planner.Plan([choice]).as_dict()
-    saved["choices"][0]["kind"] = "signsgd"
-    with pytest.raises(ValueError, match="signsgd"):
-        planner.Plan.from_dict(saved)
-
-
-def test_a_method_that_the_planner_does_not_know_is_an_error():
-    with pytest.raises(ValueError, match='"a": the planner does not know the method none'):
-        made([layer("a", method=C.none())])
-
-
 def test_a_dry_run_gives_the_table_and_leaves_the_model_alone():
     net = model()
     import torch

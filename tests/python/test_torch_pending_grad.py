@@ -204,6 +204,21 @@ def check_it_waits_for_nobody_who_does_not_look():
         hvd().check_replicas(model)
 
 
+def check_one_rank_may_look_before_a_collective():
+    """As scripts do that log gradient norms on rank 0 and average the loss before step(). All ranks use all
+    parameters here: those that a rank does not use are sent in step()."""
+    model = torch.nn.Linear(D, 3).double()
+    optimizer = distributed(model)
+    for step in range(3):
+        optimizer.zero_grad()
+        model(batches(step)[hvd().rank()]).sin().sum().backward()
+        if hvd().rank() == 0:
+            assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+        hvd().allreduce(torch.ones(3), name="loss")
+        optimizer.step()
+        hvd().check_replicas(model)
+
+
 def check_unscaling_and_clipping():
     rank = hvd().rank()
     model = net()

@@ -30,8 +30,7 @@ import collections
 import hashlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -257,8 +256,12 @@ class GradientSync:
         self._agreement.begin(self._describe(), self._facts())
         if not self._agreement.is_over(_AGREEMENT_SECONDS):
             return
-        with self._ends_step_on_error():
+        try:
             self._agree()
+        except Exception as error:  # for whoever uses .grad, and for step()
+            self._failed.append(error)
+            self._waited = True
+            return
         if self._follows_plan and not self._held:
             for unit in self._ready:
                 self._try(self._send_if_unsent, unit)
@@ -285,18 +288,14 @@ class GradientSync:
                 self._try(self._finish, unit)
             self._watch_gradients(together)
         else:
-            with self._ends_step_on_error():
-                self._reduce()
+            try:
+                self._send_rest()
+            except Exception:
+                self.end_step()
+                raise
+            self._wait()
         if self._failed:
             raise self._failed[0]
-
-    @contextmanager
-    def _ends_step_on_error(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            self.end_step()
-            raise
 
     def _comes_soon(self, slot: Slot) -> bool:
         """Waits for what was sent of this slot, but not for long if other ranks may be waiting for what this
@@ -396,16 +395,22 @@ class GradientSync:
         if not self.touched:
             self._begin_step()
         try:
-            self._reduce()
+            self._send_rest()
+            # Only here, which all ranks come to, and while gradients are in flight.
+            name, compares = self._agreement.name, not self._agreement.is_due()
+            if compares:
+                self._try(self.replicas.begin, name, self._replica)
+            self._wait()
+            if compares:
+                self._try(self.replicas.end, name)
             failed = self._failed
         finally:
             self.end_step()
         if failed:
             raise failed[0]
 
-    def _reduce(self) -> None:
-        """Sends what has not been sent, and waits for everything, once per step. What went wrong is in
-        `_failed`."""
+    def _send_rest(self) -> None:
+        """Sends what has not been sent. What goes wrong from now on is kept in `_failed`."""
         self._unwatch()
         if self._waited:
             return
@@ -414,15 +419,16 @@ class GradientSync:
             _torch.capture_begin_step([param for param in done if self.slots[param].capture_id >= 0])
         if self._agreement.is_due():
             self._agree()
-        self._waited = True
         self._settle_on_units()
         for unit in self._in_backward_order():
             self._try(self._send_if_unsent, unit)
-        name = self._agreement.name
-        self._try(self.replicas.begin, name, self._replica)
-        for unit in self.units:
-            self._try(self._finish, unit)
-        self._try(self.replicas.end, name)
+
+    def _wait(self) -> None:
+        """Until all results of this step are in .grad."""
+        if not self._waited:
+            self._waited = True
+            for unit in self.units:
+                self._try(self._finish, unit)
 
     def _in_backward_order(self) -> list[Unit]:
         """All units, as far as known in the order of backward(): ranks build their schedule from it."""
