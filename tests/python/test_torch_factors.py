@@ -389,6 +389,9 @@ def check_a_chain_that_breaks_on_one_rank():
 
 
 def check_graphs_that_change():
+    from dad.torch import gradient_sync
+
+    gradient_sync._AGREEMENT_SECONDS = 0.1  # one rank has no batch in the first step
     follow(lambda step, rank: "ab"[step % 2], fu.methods().values())
     follow(lambda step, rank: "ab"[(step // 2 + rank) % 2], fu.methods().values())
     follow(lambda step, rank: ["a", "b", "skip", None][(step + rank) % 4], fu.methods().values(), steps=12)

@@ -66,7 +66,7 @@ from dad.torch.slots import Slot, materialise, materialise_bias, multiply
 # user's own collectives.
 _num_streams: collections.Counter[int | None] = collections.Counter()
 _capture_owners = itertools.count(1)
-_AGREEMENT_SECONDS = 5.0  # that a rank waits after backward() for others to come there
+_AGREEMENT_SECONDS = 1.0  # that a rank waits after backward() for others to come there
 _PATIENCE_SECONDS = 20.0  # with ranks that do not send a gradient somebody has asked for
 _MODES = ("off", "rows", "rows_and_dense", "samples")  # of capture, each more than the one before
 
