@@ -128,6 +128,13 @@ def common_options(*, compression: Any, op: int, **others: Any) -> dict[str, str
     return {"compression": spec, "op": _OPS[op], **{name: str(value) for name, value in others.items()}}
 
 
+def named_groups(groups: Any, name_of: Callable[[Any], str | None]) -> Any:
+    """The groups= of an optimizer, with the names of its tensors; a number of groups as it is."""
+    if not isinstance(groups, list | tuple):
+        return groups
+    return [[name_of(tensor) or "?" for tensor in group] for group in groups]
+
+
 def difference(ranks: dict[int, Description]) -> str:
     """The first difference between these descriptions, as a message."""
     first = next(iter(ranks.values()))

@@ -3,7 +3,6 @@ test_keras_*.py launch. Where there is a plain Keras to compare with, it trains 
 
 import contextlib
 import io
-import logging
 import os
 import tempfile
 import warnings
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 
 from tf_util import Lazy, raises
+from util import Warnings
 
 keras = Lazy("keras")
 hvd = Lazy("dad.keras")
@@ -78,22 +78,6 @@ def assert_replicas_are_equal(model):
     for theirs in everyone[1:]:
         for a, b in zip(everyone[0], theirs, strict=True):
             np.testing.assert_array_equal(a, b)
-
-
-class Warnings(logging.Handler):
-    """What dad has warned of within it."""
-
-    def __enter__(self):
-        self.messages = []
-        logging.getLogger("dad").addHandler(self)
-        return self.messages
-
-    def __exit__(self, *_):
-        logging.getLogger("dad").removeHandler(self)
-
-    def emit(self, record):
-        if "replicas differ" in record.getMessage():
-            self.messages.append(record.getMessage())
 
 
 def value(variable):
@@ -825,7 +809,7 @@ def check_replicas_that_differ_are_told_once():
             if compile_options and roots and on_tensorflow():
                 continue  # replicas are broadcast after the first two steps, and differ before
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(rate_here))
-            with Warnings() as said:
+            with Warnings("replicas differ") as said:
                 fit(
                     make_model(seed),
                     optimizer,

@@ -1,12 +1,11 @@
 """Ranks whose optimizers or replicas differ are told so, whatever differs; the job goes on or ends, but it
 does not hang."""
 
-import logging
 import os
 
 import pytest
 
-from util import check_names, hvd, launched_once
+from util import Warnings, check_names, hvd, launched_once
 
 try:
     import torch
@@ -22,21 +21,6 @@ results = launched_once(__file__, NUM_RANKS)
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_three_ranks(results, check):
     results.assert_passed(check)
-
-
-class Warnings(logging.Handler):
-    """What dad has warned of within it."""
-
-    def __enter__(self):
-        self.messages = []
-        logging.getLogger("dad").addHandler(self)
-        return self.messages
-
-    def __exit__(self, *_):
-        logging.getLogger("dad").removeHandler(self)
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
 
 
 def told(said):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -109,6 +110,26 @@ def slow_link(bytes_per_second: float = 1e5):
         yield
     finally:
         link._link_rate = rate
+
+
+class Warnings(logging.Handler):
+    """What dad has warned of within it, as far as it contains `text`."""
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self._text = text
+        self.messages: list[str] = []
+
+    def __enter__(self) -> list[str]:
+        logging.getLogger("dad").addHandler(self)
+        return self.messages
+
+    def __exit__(self, *_: object) -> None:
+        logging.getLogger("dad").removeHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._text in record.getMessage():
+            self.messages.append(record.getMessage())
 
 
 def hvd() -> Any:

@@ -16,7 +16,7 @@ import dad.torch as collectives
 from dad import compression as _methods
 from dad._keras.settings import Settings
 from dad._lib import _core
-from dad.agreement import Agreement, Description, common_options
+from dad.agreement import Agreement, Description, common_options, named_groups
 from dad.arguments import require_variables_of
 from dad.basics import Average, Max
 from dad.circle import circle_of
@@ -120,15 +120,12 @@ class GradientReducer:
         if not self._agreement.is_due():
             return
         settings = self.settings
-        groups = settings.groups
-        if isinstance(groups, list | tuple):
-            known = {id(variable): name for variable, name in zip(variables, names, strict=True)}
-            groups = [[known.get(id(variable), "?") for variable in group] for group in groups]
+        known = {id(variable): name for variable, name in zip(variables, names, strict=True)}
         options = common_options(
             compression=self._asked_for,
             op=settings.op,
             gradient_predivide_factor=settings.gradient_predivide_factor,
-            groups=groups,
+            groups=named_groups(settings.groups, lambda variable: known.get(id(variable))),
             sparse_as_dense=settings.sparse_as_dense,
             **settings.common_options(),
         )

@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.agreement import Description, common_options
+from dad.agreement import Description, common_options, named_groups
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
 from dad.circle import circle_of
@@ -234,15 +234,12 @@ class GradientReducer:
         self, gradients: Sequence[Any], variables: Sequence[Any], names: Sequence[str]
     ) -> Description:
         """What ranks must have in common."""
-        groups = self.groups
-        if isinstance(groups, list | tuple):
-            place = {_key(variable): name for variable, name in zip(variables, names, strict=True)}
-            groups = [[place.get(_key(variable), "?") for variable in group] for group in groups]
+        known = {_key(variable): name for variable, name in zip(variables, names, strict=True)}
         options = common_options(
             compression=self.compression,
             op=self.op,
             gradient_predivide_factor=self.postscale,
-            groups=groups,
+            groups=named_groups(self.groups, lambda variable: known.get(_key(variable))),
             sparse_as_dense=self.sparse_as_dense,
             **self.options,
         )
