@@ -14,8 +14,9 @@ import psutil
 import pytest
 
 import dad
-from dad.runner.job import Job, RankProcess
+from dad.runner.job import Job
 from dad.runner.output import RankStream
+from dad.runner.processes import RankProcess
 from dad.runner.remote import CHILD
 from dad.runner.tracebacks import TracebackFolder
 

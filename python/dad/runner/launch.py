@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, Slot, assign_ranks
-from dad.runner.job import Job, RankProcess
+from dad.runner.job import Job
 from dad.runner.output import RankStream, bytes_of, open_copies
+from dad.runner.processes import RankProcess
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions, check_hosts
 from dad.runner.tracebacks import TracebackFolder

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from dad.runner import network, remote
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
-from dad.runner.job import Job, RankProcess
+from dad.runner.job import Job
 from dad.runner.launch import (
     LaunchPlan,
     Network,
@@ -23,6 +23,7 @@ from dad.runner.launch import (
     working_directory,
 )
 from dad.runner.output import RankStream, bytes_of
+from dad.runner.processes import RankProcess
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
 from dad.world import new_job_id

@@ -49,6 +49,10 @@ class TracebackFolder:
         self._since: dict[RankStream, float] = {}
         self._shown_with: dict[RankStream, list[int]] = {}
 
+    @property
+    def is_holding(self) -> bool:
+        return bool(self._held)
+
     def holds(self, stream: RankStream) -> bool:
         return stream in self._held
 
