@@ -118,9 +118,11 @@ def discover(environ: Mapping[str, str]) -> World:
 def _finish(world: World, variables: _Variables) -> World:
     if world.size < 1:
         raise WorldError(f"the launcher ({world.launcher}) says that there are {world.size} ranks")
+    # The local rank of an elastic worker is its slot, and who has lower slots may be lost.
+    is_elastic = "1" in (variables.text("DAD_ELASTIC"), variables.text("HOROVOD_ELASTIC"))
     for name, index, count in (
         ("rank", world.rank, world.size),
-        ("local rank", world.local_rank, world.local_size),
+        ("local rank", world.local_rank, None if is_elastic else world.local_size),
         ("cross rank", world.cross_rank, world.cross_size),
     ):
         if index is not None and count is not None and index >= count:

@@ -7,6 +7,7 @@ import pytest
 
 from dad.runner import network
 from dad.runner.cli import main
+from dad.runner.elastic.options import elastic_plan
 from dad.runner.errors import LaunchError
 from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
@@ -127,7 +128,7 @@ def test_no_flags_set_nothing():
         "--autotune-log-file f --autotune-warmup-samples 1 --autotune-steps-per-sample 1 --no-autotune",
         "--autotune-bayes-opt-max-samples 1 --autotune-gaussian-process-noise 0.1 --timeline-mark-cycles",
         "--stall-check-warning-time-seconds 1 --stall-check-shutdown-time-seconds 2 --stall-check",
-        "--min-np 1 --max-np 2 --slots-per-host 1 --elastic-timeout 1 --reset-limit 1",
+        "--min-np 1 --max-np 2 --slots-per-host 1 --slots 1 --elastic-timeout 1 --reset-limit 1",
         "--host-discovery-script s --blacklist-cooldown-range 1 2 --min-num-proc 1 --max-num-proc 2",
         "-cb",
         "-v",
@@ -177,12 +178,43 @@ def test_mistake_in_the_config_file_is_an_error(tmp_path, text):
         read_config_file(parse("--config-file", str(tmp_path / "c")))
 
 
-@pytest.mark.parametrize("flags", ["--min-np 1", "--host-discovery-script s", "--max-np 3"])
-def test_elastic_flags_give_one_clear_line(capsys, flags):
-    assert main(["-np", "2", *flags.split(), "true"]) == 2
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("-np 2 --max-np 3", "--max-np is for elastic jobs: give --min-np"),
+        ("-np 2 --elastic-timeout 3", "--elastic-timeout is for elastic jobs"),
+        ("-np 2 --min-np 3", "-np 2 is less than --min-np 3"),
+        ("-np 3 --min-np 2 --max-np 2", "--max-np 2 is less than"),
+        ("--min-np 2 --blacklist-cooldown-range 9 3", "expected MIN not to be more than MAX"),
+        ("--min-np 2 --mpi", "--mpi cannot lose or gain ranks"),
+        ("--host-discovery-script /nowhere", "/nowhere cannot be run: No such file"),
+        ("--min-np 3 -H localhost:2", "the hosts have 2 slots (localhost:2) where 3 are needed"),
+    ],
+)
+def test_elastic_flags_that_contradict_each_other_are_one_clear_line(capsys, flags, text):
+    assert main([*flags.split(), "true"]) != 0
     error = capsys.readouterr().err.splitlines()
     assert len(error) == 1
-    assert "elastic launching is not available" in error[0]
+    assert text in error[0]
+
+
+def test_elastic_settings_of_the_config_file(tmp_path):
+    config = tmp_path / "config.yaml"
+    config.write_text(
+        "elastic: {min_np: 2, max_np: 8, slots_per_host: 3, timeout: 90, reset_limit: 5,\n"
+        "  blacklist_cooldown_range: [10, 100], host_discovery_script: hosts.sh}\n"
+    )
+    args = parse("--config-file", str(config), "--max-np", "6")
+    read_config_file(args)
+    assert variables_from(args) == {}
+    plan = elastic_plan(args)
+    settings = plan.settings
+    assert (settings.min_np, settings.max_np, settings.reset_limit) == (2, 6, 5)
+    assert (settings.elastic_timeout, settings.cooldown, settings.may_grow) == (90, (10, 100), True)
+    assert plan.script.path == "hosts.sh"
+    config.write_text("elastic: {blacklist_cooldown_range: [10]}\n")
+    with pytest.raises(LaunchError, match="expected two numbers"):
+        read_config_file(parse("--config-file", str(config)))
 
 
 @pytest.mark.parametrize(

@@ -116,11 +116,15 @@ def test_bad_hosts_are_an_error(bad):
 
 
 @pytest.mark.parametrize(
-    "bad", [{"use_gloo": True, "use_mpi": True}, {"min_np": 1}, {"hosts": "a", "hostfile": "b"}]
+    "bad", [{"use_gloo": True, "use_mpi": True}, {"max_np": 2}, {"hosts": "a", "hostfile": "b"}]
 )
 def test_arguments_that_do_not_go_together_are_an_error(bad):
     with pytest.raises(ValueError):
         dad.run(my_rank, **bad)
+
+
+def test_elastic_job_has_the_results_of_the_ranks_at_its_end():
+    assert dad.run(my_rank, num_proc=2, min_num_proc=1) == [0, 1]
 
 
 def test_message_of_somebody_else_is_not_unpickled():

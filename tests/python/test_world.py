@@ -149,6 +149,11 @@ def test_impossible_value_is_named(change, message):
         discover(DAD | change)
 
 
+def test_elastic_worker_keeps_its_slot_when_lower_ones_are_lost():
+    world = discover(DAD | {"DAD_ELASTIC": "1", "DAD_LOCAL_RANK": "1", "DAD_LOCAL_SIZE": "1"})
+    assert (world.local_rank, world.local_size) == (1, 1)
+
+
 def test_mpich_variables():
     world = discover({"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"})
     assert (world.rank, world.size, world.local_rank, world.local_size) == (1, 2, 1, 2)

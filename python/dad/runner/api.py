@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from dad.errors import DadInternalError
+from dad.runner.elastic.launch import plan_elastic_network, run_elastic
+from dad.runner.elastic.options import make_plan
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, assign_ranks, parse_hostfile, parse_hosts
 from dad.runner.launch import (
@@ -72,22 +74,49 @@ def run(
     ranks' environment; ssh_strict_host_key_checking is ssh's option of that name. The other names, their
     order and meaning are those of horovod.run. disable_cache and use_gloo are accepted and change nothing;
     np is another name for num_proc.
+
+    With min_num_proc or host_discovery_script the job is elastic: func calls what hvd.elastic.run decorates,
+    ranks are lost and gained between min_num_proc and max_num_proc, and the results are those of the ranks
+    that were there at the end::
+
+        dad.run(train, num_proc=4, min_num_proc=2, hosts="node1:2,node2:2")
     """
-    elastic = (min_num_proc, max_num_proc, slots, reset_limit, cooldown_range, host_discovery_script)
-    if any(value is not None for value in (*elastic, min_np, max_np)):
-        raise ValueError("elastic launching is not available in this version; give num_proc and hosts only")
     if use_gloo and use_mpi:
         raise ValueError("use_gloo and use_mpi exclude each other")
     if hosts is not None and hostfile is not None:
         raise ValueError("hosts and hostfile exclude each other")
     count = num_proc if np is None else np
+    least = min_num_proc if min_np is None else min_np
+    most = max_num_proc if max_np is None else max_np
     secret = secrets.token_hex(32)
     try:
         working_directory()
-        where = _hosts(hosts, hostfile, count)
-        placed = assign_ranks(where, count)
+        where = _hosts(hosts, hostfile, max(count, most or 0), slots or 1)
+        elastic = None
+        if least is not None or host_discovery_script is not None:
+            if use_mpi:
+                raise ValueError("an elastic job needs use_gloo: mpirun cannot lose or gain ranks")
+            elastic = make_plan(
+                num_proc=None if num_proc == 1 and np is None else count,
+                min_np=least,
+                max_np=most,
+                slots=slots,
+                reset_limit=reset_limit,
+                cooldown=cooldown_range,
+                timeout=None,
+                script=host_discovery_script,
+                start_timeout=start_timeout,
+            )
+        elif most is not None or reset_limit is not None or cooldown_range is not None:
+            raise ValueError(
+                "max_num_proc, reset_limit and cooldown_range are for elastic jobs: give min_num_proc, too"
+            )
         interfaces = network_interfaces or network_interface
-        net = plan_network([slot.host for slot in placed], interfaces)
+        if elastic is not None:
+            where, net = plan_elastic_network(where, elastic, interfaces)
+        else:
+            placed = assign_ranks(where, count)
+            net = plan_network([slot.host for slot in placed], interfaces)
         with start_server(net) as server:
             server.put(*FUNCTION, pack((func, tuple(args), dict(kwargs or {})), secret))
             command = [
@@ -110,7 +139,10 @@ def run(
                 start_timeout=start_timeout or DEFAULT_START_TIMEOUT_SECONDS,
                 verbose=bool(verbose),
             )
-            if use_mpi:
+            if elastic is not None:
+                outcome = run_elastic(plan, elastic, net, server)
+                code, count = outcome.code, outcome.num_ranks
+            elif use_mpi:
                 from dad.runner.mpi import launch_with_mpirun
 
                 code = launch_with_mpirun(plan, mpi_args, server=server)
@@ -121,11 +153,11 @@ def run(
         raise RuntimeError(str(error)) from None
 
 
-def _hosts(hosts: str | None, hostfile: str | None, count: int) -> list[Host]:
+def _hosts(hosts: str | None, hostfile: str | None, count: int, slots: int) -> list[Host]:
     if hosts is not None:
-        return parse_hosts(hosts)
+        return parse_hosts(hosts, slots)
     if hostfile is not None:
-        return parse_hostfile(hostfile)
+        return parse_hostfile(hostfile, slots)
     if count < 1:
         raise LaunchError(f"num_proc={count}: at least one process is needed")
     return [Host("localhost", count)]

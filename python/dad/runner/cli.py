@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
+from dataclasses import replace
 
 from dad._version import __version__
+from dad.runner.elastic.launch import ElasticPlan, launch_elastic
+from dad.runner.elastic.options import elastic_plan
 from dad.runner.errors import LaunchError
-from dad.runner.flags import ELASTIC_ARGUMENTS, make_parser
+from dad.runner.flags import make_parser
 from dad.runner.hosts import Host, parse_hostfile, parse_hosts
 from dad.runner.launch import DEFAULT_START_TIMEOUT_SECONDS, LaunchPlan, launch
 from dad.runner.settings import read_config_file, variables_from
 from dad.runner.ssh import SshOptions
+
+# Codes of a job that nobody wants to be started again.
+STOPPED_BY_USER = tuple(
+    128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
+)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -37,7 +46,8 @@ def _run(args: argparse.Namespace) -> int:
         return 0
     if args.config_file:
         read_config_file(args)
-    _refuse_unavailable(args)
+    if args.controller == "jsrun":
+        raise LaunchError("--jsrun is not served; use --gloo (the default) or --mpi")
     if args.doctor and args.gpu:
         from dad.runner.doctor_gpu import examine_gpu
 
@@ -65,23 +75,25 @@ def _lines(report: str | None) -> int:
 
 def _launch(args: argparse.Namespace) -> int:
     plan = _plan(args)
-    if args.controller != "mpi":
-        return launch(plan)
-    from dad.runner.mpi import launch_with_mpirun
+    elastic = elastic_plan(args)
+    for attempt in range(1 + (args.restarts or 0)):
+        if attempt > 0:
+            print(f"dadrun: restart {attempt} of {args.restarts}", file=sys.stderr, flush=True)
+        variables = {**plan.variables, "DAD_RESTART_COUNT": str(attempt)} if args.restarts else plan.variables
+        code = _launch_once(args, replace(plan, variables=variables), elastic)
+        if code == 0 or code in STOPPED_BY_USER:
+            break
+    return code
 
-    return launch_with_mpirun(plan, args.mpi_args, args.binding_args)
 
+def _launch_once(args: argparse.Namespace, plan: LaunchPlan, elastic: ElasticPlan | None) -> int:
+    if args.controller == "mpi":
+        from dad.runner.mpi import launch_with_mpirun
 
-def _refuse_unavailable(args: argparse.Namespace) -> None:
-    for argument in ELASTIC_ARGUMENTS:
-        if getattr(args, argument) is not None:
-            flag = "--" + argument.replace("_", "-")
-            raise LaunchError(
-                f"{flag}: elastic launching is not available in this version; "
-                "use a fixed number of processes: dadrun -np N -H host:slots,… command"
-            )
-    if args.controller == "jsrun":
-        raise LaunchError("--jsrun is not served; use --gloo (the default) or --mpi")
+        return launch_with_mpirun(plan, args.mpi_args, args.binding_args)
+    if elastic is not None:
+        return launch_elastic(plan, elastic).code
+    return launch(plan)
 
 
 def _plan(args: argparse.Namespace) -> LaunchPlan:
@@ -106,15 +118,20 @@ def _plan(args: argparse.Namespace) -> LaunchPlan:
 
 
 def _hosts(args: argparse.Namespace) -> list[Host]:
+    slots = args.slots_per_host or 1
     if args.hosts:
-        return parse_hosts(args.hosts)
+        return parse_hosts(args.hosts, slots)
     if args.hostfile:
-        return parse_hostfile(args.hostfile)
-    if args.num_proc is None:
+        return parse_hostfile(args.hostfile, slots)
+    if args.host_discovery_script:
+        return []
+    given = [count for count in (args.max_np, args.num_proc, args.min_np) if count is not None]
+    count = max(given, default=None)
+    if count is None:
         raise LaunchError("how many processes? For example: dadrun -np 2 python train.py")
-    if args.num_proc < 1:
-        raise LaunchError(f"-np {args.num_proc}: at least one process is needed")
-    return [Host("localhost", args.num_proc)]
+    if count < 1:
+        raise LaunchError(f"-np {count}: at least one process is needed")
+    return [Host("localhost", count)]
 
 
 def _ssh(args: argparse.Namespace) -> SshOptions:

@@ -14,6 +14,7 @@ examples:
   dadrun -np 4 python train.py                        four processes on this machine
   dadrun -np 4 -H node1:2,node2:2 python train.py     two on each host, over ssh
   dadrun -np 4 --compression rank_dad:rank=4 python train.py
+  dadrun -np 4 --min-np 2 -H node1:2,node2:2 python train.py    goes on when ranks are lost
   dadrun --doctor                                     is everything there, and does it work?
 
 The exit code is 0, that of the rank that failed first (128 + N if signal N killed it), or 130 after Ctrl-C.
@@ -40,7 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_tuning(parser.add_argument_group("tuning"))
     _add_observing(parser.add_argument_group("timeline, stalls, logging"))
     _add_libraries(parser.add_argument_group("transports"))
-    _add_elastic(parser.add_argument_group("elastic launching (not available in this version)"))
+    _add_elastic(parser.add_argument_group("elastic jobs: docs/launching.md"))
     parser.add_argument(
         "command",
         nargs=argparse.REMAINDER,
@@ -76,6 +77,12 @@ def _add_basic(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="the time in front of every line of output",
     )
+    add(
+        "--restarts",
+        type=_count,
+        metavar="N",
+        help="start a job that has failed again, up to N times (DAD_RESTART_COUNT counts)",
+    )
     add("--config-file", metavar="YAML", help="settings from a file; flags win over it")
 
 
@@ -85,7 +92,11 @@ def _add_hosts(group: argparse._ArgumentGroup) -> None:
         "-H", "--hosts", metavar="HOST:SLOTS,…", help="where to start; ranks fill hosts in this order"
     )
     which.add_argument("-hostfile", "--hostfile", metavar="FILE", help='lines "host slots=N"')
-    which.add_argument("--host-discovery-script", metavar="FILE", help=argparse.SUPPRESS)
+    which.add_argument(
+        "--host-discovery-script",
+        metavar="FILE",
+        help='prints lines "host" or "host:slots"; run each second, and the job follows',
+    )
     group.add_argument("-p", "--ssh-port", type=int, metavar="PORT", help="port of the hosts' ssh servers")
     group.add_argument("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
     group.add_argument(
@@ -191,28 +202,41 @@ def _add_libraries(group: argparse._ArgumentGroup) -> None:
 
 def _add_elastic(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--min-np", "--min-num-proc", dest="min_np", type=int, help=argparse.SUPPRESS)
-    add("--max-np", "--max-num-proc", dest="max_np", type=int, help=argparse.SUPPRESS)
-    add("--slots-per-host", type=int, help=argparse.SUPPRESS)
-    add("--elastic-timeout", type=int, help=argparse.SUPPRESS)
-    add("--reset-limit", type=int, help=argparse.SUPPRESS)
-    add("--blacklist-cooldown-range", type=int, nargs=2, help=argparse.SUPPRESS)
-
-
-ELASTIC_ARGUMENTS = (
-    "host_discovery_script",
-    "min_np",
-    "max_np",
-    "slots_per_host",
-    "elastic_timeout",
-    "reset_limit",
-    "blacklist_cooldown_range",
-)
+    number: dict[str, Any] = {"type": _count, "metavar": "N"}
+    add("--min-np", "--min-num-proc", dest="min_np", help="the job goes on with so few ranks", **number)
+    add(
+        "--max-np",
+        "--max-num-proc",
+        dest="max_np",
+        help="and grows to so many (default: all slots)",
+        **number,
+    )
+    add("--slots-per-host", "--slots", help="slots of hosts that do not say how many they have", **number)
+    add(
+        "--elastic-timeout",
+        type=_non_negative,
+        metavar="S",
+        help="how long to wait for --min-np ranks (default: 600)",
+    )
+    add("--reset-limit", type=int, metavar="N", help="end the job when ranks have changed more often")
+    add(
+        "--blacklist-cooldown-range",
+        type=_non_negative,
+        nargs=2,
+        metavar=("MIN", "MAX"),
+        help="seconds after which a host on which workers failed repeatedly is tried again (default: never)",
+    )
 
 
 def _add_switch(group: argparse._ArgumentGroup, name: str, meaning: str) -> None:
     """--name and --no-name; None when neither is given."""
     group.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=meaning)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number of at least 1")
+    return int(text)
 
 
 def _non_negative(text: str) -> float:

@@ -28,34 +28,40 @@ class Slot:
     cross_size: int
 
 
-def parse_hosts(text: str) -> list[Host]:
+def parse_hosts(text: str, default_slots: int = 1) -> list[Host]:
     """`a:2,b:4,c`: slots default to 1."""
-    hosts = [_parse_host(item.strip(), "-H") for item in text.split(",") if item.strip()]
+    hosts = [_parse_host(item.strip(), "-H", default_slots) for item in text.split(",") if item.strip()]
     return _checked(hosts, f"-H {text}")
 
 
-def parse_hostfile(path: str) -> list[Host]:
+def parse_hostfile(path: str, default_slots: int = 1) -> list[Host]:
     """One host per line: `name slots=4`, `name:4` or `name`; `#` begins a comment."""
     try:
         lines = Path(path).read_text().splitlines()
     except OSError as error:
         raise LaunchError(f"cannot read the hostfile {path}: {error.strerror}") from error
-    hosts = []
+    where = f"the hostfile {path}"
+    return _checked(parse_host_lines(lines, where, default_slots), where)
+
+
+def parse_host_lines(lines: list[str], where: str, default_slots: int = 1) -> list[Host]:
+    """The lines of a hostfile, of which there may be none."""
+    hosts: list[Host] = []
     for number, line in enumerate(lines, start=1):
         line = line.partition("#")[0].strip()
         if line:
             name, *rest = line.split(maxsplit=1)
             slots = re.fullmatch(r"slots\s*=\s*(\d+)", "".join(rest))
             item = f"{name}:{slots.group(1)}" if slots else line
-            hosts.append(_parse_host(item, f"{path}, line {number}"))
-    return _checked(hosts, f"the hostfile {path}")
+            hosts.append(_parse_host(item, f"{where}, line {number}", default_slots))
+    return hosts
 
 
-def _parse_host(item: str, where: str) -> Host:
+def _parse_host(item: str, where: str, default_slots: int) -> Host:
     match = re.fullmatch(r"(\[[0-9a-fA-F:.%]+\]|[^\s:=]+)(?::(\d+))?", item)
     if not match or match.group(2) == "0":
         raise LaunchError(f'{where}: "{item}" is not a host; expected NAME:SLOTS, for example node1:4')
-    return Host(match.group(1).strip("[]"), int(match.group(2) or 1))
+    return Host(match.group(1).strip("[]"), int(match.group(2) or default_slots))
 
 
 def _checked(hosts: list[Host], where: str) -> list[Host]:

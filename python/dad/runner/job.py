@@ -37,7 +37,7 @@ class Job:
     def run(self) -> int:
         """The exit code: 0, that of the rank that failed first, or 128 + the signal that stopped us."""
         with self._pool.in_charge():
-            while self._pool.running:
+            while self._pool.ranks:
                 for rank in self._pool.step(0.1 if self._failed_at is not None else None):
                     if rank.exit_code and self._failed_at is None:
                         self._failed_at = rank.ended_at

@@ -11,6 +11,10 @@ from dad.runner.rendezvous import HELLO_KEY, HELLO_SCOPE
 POLL_SECONDS = 0.02
 
 
+class RoundOverError(ConnectionError):
+    """The launcher of an elastic job says that what this rank waits for will not come: a rank was lost."""
+
+
 class KeyValueClient:
     """Talks to `http://HOST:PORT`. One connection per request, as HTTP/1.0 has it."""
 
@@ -24,6 +28,8 @@ class KeyValueClient:
 
     def get(self, scope: str, key: str) -> bytes | None:
         status, body = self._request("GET", scope, key)
+        if status == http.client.GONE:
+            raise RoundOverError(f"{self.url}: this round of the job is over, since a rank was lost or left")
         return body if status == 200 else None
 
     def put(self, scope: str, key: str, value: bytes) -> None:

@@ -58,10 +58,15 @@ def plan_network(hosts: list[str], interfaces: str | None) -> Network:
         return Network([], _LOOPBACK, interfaces or network.loopback_interface())
     if interfaces is None:
         return Network(remote_hosts, network.address_towards(remote_hosts[0]), None)
+    return Network(remote_hosts, listening_address(interfaces), interfaces)
+
+
+def listening_address(interfaces: str) -> str:
+    """Ours on the first of these that this machine has."""
     ours = network.interface_addresses()
     for name in interfaces.split(","):
         if name in ours:
-            return Network(remote_hosts, ours[name], interfaces)
+            return ours[name]
     raise LaunchError(
         f"--network-interfaces {interfaces}: this machine has none of them; it has {', '.join(ours)}"
     )
@@ -152,14 +157,12 @@ def interface_variables(net: Network, environment: dict[str, str], given: bool) 
 def _start_all(
     plan: LaunchPlan, slots: list[Slot], net: Network, port: int, tracebacks: TracebackFolder
 ) -> list[RankProcess]:
-    base = {**plan.environment, **plan.variables}
-    base.update(interface_variables(net, base, given=plan.interfaces is not None))
-    base.setdefault("DAD_JOB_ID", new_job_id())
+    base = base_environment(plan, net)
     started: list[RankProcess] = []
     try:
         for slot in slots:
             environment = {**base, **worker_variables(slot, net, port)}
-            started.append(_start(plan, slot, environment, slot.host in net.remote_hosts, tracebacks))
+            started.append(start_rank(plan, slot, environment, slot.host in net.remote_hosts, tracebacks))
     except BaseException:
         for rank in started:
             if rank.process.stdin is not None:
@@ -168,19 +171,35 @@ def _start_all(
     return started
 
 
-def _start(
-    plan: LaunchPlan, slot: Slot, environment: dict[str, str], is_remote: bool, tracebacks: TracebackFolder
+def base_environment(plan: LaunchPlan, net: Network) -> dict[str, str]:
+    """What all ranks have in common."""
+    base = {**plan.environment, **plan.variables}
+    base.update(interface_variables(net, base, given=plan.interfaces is not None))
+    base.setdefault("DAD_JOB_ID", new_job_id())
+    return base
+
+
+def start_rank(
+    plan: LaunchPlan,
+    slot: Slot,
+    environment: dict[str, str],
+    is_remote: bool,
+    tracebacks: TracebackFolder,
+    *,
+    is_again: bool = False,
+    silence_seconds: float = remote.SILENCE_SECONDS,
 ) -> RankProcess:
+    """`is_again`: the copies of its output are continued. `silence_seconds`: of remote.start_remote()."""
     cwd = working_directory()
     out: BinaryIO | None = None
     err: BinaryIO | None = None
     if plan.output_dir is not None:
         try:
-            out, err = open_copies(plan.output_dir, slot.rank, slot.size)
+            out, err = open_copies(plan.output_dir, slot.rank, slot.size, append=is_again)
         except OSError as error:
             raise LaunchError(f"--output-filename {plan.output_dir}: {error}") from error
     if is_remote:
-        process = remote.start_remote(slot.host, plan.ssh, plan.command, environment, cwd)
+        process = remote.start_remote(slot.host, plan.ssh, plan.command, environment, cwd, silence_seconds)
     else:
         process = remote.start_local(plan.command, environment, cwd)
     if plan.verbose:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, Literal, Protocol, TextIO
 
 from dad.runner.tracebacks import TracebackFolder, begins
 
@@ -121,8 +121,9 @@ class RankStream:
         self._destination.flush()
 
 
-def open_copies(directory: str, rank: int, size: int) -> tuple[BinaryIO, BinaryIO]:
+def open_copies(directory: str, rank: int, size: int, append: bool = False) -> tuple[BinaryIO, BinaryIO]:
     """`<directory>/rank.<padded rank>/stdout` and `…/stderr`."""
     place = Path(directory) / f"rank.{rank:0{len(str(size - 1))}d}"
     place.mkdir(parents=True, exist_ok=True)
-    return (place / "stdout").open("wb"), (place / "stderr").open("wb")
+    mode: Literal["ab", "wb"] = "ab" if append else "wb"
+    return (place / "stdout").open(mode), (place / "stderr").open(mode)

@@ -52,7 +52,7 @@ class ProcessPool:
     """Used by one thread, but for order()."""
 
     def __init__(self, messages: TextIO = sys.stderr, tracebacks: TracebackFolder | None = None) -> None:
-        self.ranks: list[RankProcess] = []
+        self.ranks: list[RankProcess] = []  # those that are not done
         self.tracebacks = tracebacks or TracebackFolder()
         self.stopped_at: float | None = None
         self.killed_at: float | None = None
@@ -79,10 +79,6 @@ class ProcessPool:
     def watch(self, descriptor: int, ready: Callable[[], None]) -> None:
         """Calls `ready` from step() when there is something to read."""
         self._selector.register(descriptor, selectors.EVENT_READ, ready)
-
-    @property
-    def running(self) -> list[RankProcess]:
-        return [rank for rank in self.ranks if not rank.done]
 
     @contextlib.contextmanager
     def in_charge(self, sign_of_life_seconds: float = SIGN_OF_LIFE_SECONDS) -> Iterator[None]:
@@ -149,11 +145,10 @@ class ProcessPool:
 
     def _must_poll(self) -> bool:
         """A pidfd tells of an end; without one, or while output is held back or awaited, time matters too."""
-        live = [rank for rank in self.ranks if not rank.done]
         return (
             self.tracebacks.is_holding
-            or len(self._pidfds) < sum(rank.exit_code is None for rank in live)
-            or any(rank.exit_code is not None or rank.kill_at is not None for rank in live)
+            or len(self._pidfds) < sum(rank.exit_code is None for rank in self.ranks)
+            or any(rank.exit_code is not None or rank.kill_at is not None for rank in self.ranks)
         )
 
     def _read_output(self, timeout: float) -> None:
@@ -202,9 +197,7 @@ class ProcessPool:
     def _note_exits(self) -> list[RankProcess]:
         now = time.monotonic()
         ended = []
-        for rank in self.ranks:
-            if rank.done:
-                continue
+        for rank in list(self.ranks):
             if rank.exit_code is None:
                 code = rank.process.poll()
                 if code is None:
@@ -216,9 +209,15 @@ class ProcessPool:
                 self._forget_pidfd(rank)
             if rank.open_pipes == 0 or now - rank.ended_at > _DRAIN_SECONDS:
                 rank.done = True
-                for key in self._pipes_of(rank):
-                    self._close_pipe(key)
+                self._retire(rank)
         return ended
+
+    def _retire(self, rank: RankProcess) -> None:
+        for key in self._pipes_of(rank):
+            self._close_pipe(key)
+        with self._input_lock:
+            self.ranks.remove(rank)
+            _close_pipes(rank)
 
     def _forget_pidfd(self, rank: RankProcess) -> None:
         for pidfd in [fd for fd, owner in self._pidfds.items() if owner is rank]:
@@ -243,12 +242,7 @@ class ProcessPool:
     def _kill_leftovers(self) -> None:
         """Only after an exception in the loop is anything left: closing its input ends a rank."""
         for rank in self.ranks:
-            if rank.process.stdin is not None:
-                with contextlib.suppress(OSError):
-                    rank.process.stdin.close()
-            for pipe in (rank.process.stdout, rank.process.stderr):
-                if pipe is not None:
-                    pipe.close()
+            _close_pipes(rank)
         for rank in self.ranks:
             try:
                 rank.process.wait(GRACE_SECONDS + 2.0)
@@ -291,3 +285,10 @@ class ProcessPool:
                 self.stop()
             else:
                 self.kill()
+
+
+def _close_pipes(rank: RankProcess) -> None:
+    for pipe in (rank.process.stdin, rank.process.stdout, rank.process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(OSError):
+                pipe.close()

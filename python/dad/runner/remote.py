@@ -38,10 +38,15 @@ def start_local(command: list[str], environment: dict[str, str], cwd: str) -> su
 
 
 def start_remote(
-    host: str, ssh: SshOptions, command: list[str], environment: dict[str, str], cwd: str
+    host: str,
+    ssh: SshOptions,
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    silence_seconds: float = SILENCE_SECONDS,
 ) -> subprocess.Popen[bytes]:
     argv = [*ssh.command(host), remote_shell_command()]
-    return _start(argv, command, exportable(environment), cwd, SILENCE_SECONDS)
+    return _start(argv, command, exportable(environment), cwd, silence_seconds)
 
 
 def run_remote(

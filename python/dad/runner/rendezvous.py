@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import http.server
 import os
+import select
 import socket
 import threading
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 HELLO_SCOPE = "dad"
 HELLO_KEY = "hello"
+# Scopes that a new round of an elastic job leaves as they are: they belong to the job, not to the round.
+_LASTING = frozenset({HELLO_SCOPE, "dad_elastic", "runfunc"})
 # A client that connects and says nothing must not hold a thread for ever.
 REQUEST_TIMEOUT_SECONDS = 10.0
 MAX_VALUE_BYTES = 1 << 30
@@ -32,9 +37,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         place = self._place()
         if place is None:
             return
-        value = self.server.get(*place)
+        special = self.server.special.get(place[0])
+        value = special.get(place[1], self._is_there) if special else self.server.get(*place)
         if value is None:
-            self._answer(404)
+            self._answer(410 if self.server.is_abandoned(place[0]) else 404)
         else:
             self._answer(200, value)
 
@@ -56,7 +62,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         if len(value) < length:
             self._answer(408)
             return
-        self.server.put(*place, value)
+        special = self.server.special.get(place[0])
+        if special is None:
+            self.server.put(*place, value)
+        elif not special.put(place[1], value):
+            self._answer(400)
+            return
         self._answer(200)
 
     def do_DELETE(self) -> None:
@@ -68,6 +79,15 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def log_message(self, *_args: object) -> None:
         """A request per rank and key is not news."""
+
+    def _is_there(self) -> bool:
+        """Whether the client still waits for an answer."""
+        poll = select.poll()
+        try:
+            poll.register(self.connection, select.POLLIN)
+            return not poll.poll(0) or self.connection.recv(1, socket.MSG_PEEK) != b""
+        except (OSError, ValueError):
+            return False
 
     def _place(self) -> tuple[str, str] | None:
         parts = self.path.split("/")
@@ -83,6 +103,14 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
+@dataclass(frozen=True)
+class _Special:
+    """A scope whose keys are not stored: `get` may take its time, a `put` of False is refused."""
+
+    get: Callable[[str, Callable[[], bool]], bytes | None]
+    put: Callable[[str, bytes], bool]
+
+
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
     # All ranks of a big job connect in the same moment.
@@ -91,6 +119,8 @@ class _Server(http.server.ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int]) -> None:
         self._lock = threading.Lock()
         self._scopes: dict[str, dict[str, bytes]] = {}
+        self._abandoned = False
+        self.special: dict[str, _Special] = {}
         self.kept_to: frozenset[str] | None = None
         super().__init__(address, _Handler)
 
@@ -115,6 +145,17 @@ class _Server(http.server.ThreadingHTTPServer):
     def put(self, scope: str, key: str, value: bytes) -> None:
         with self._lock:
             self._scopes.setdefault(scope, {})[key] = value
+
+    def clear(self, kept: frozenset[str]) -> None:
+        with self._lock:
+            self._abandoned = False
+            self._scopes = {scope: keys for scope, keys in self._scopes.items() if scope in kept}
+
+    def abandon(self) -> None:
+        self._abandoned = True
+
+    def is_abandoned(self, scope: str) -> bool:
+        return self._abandoned and scope not in _LASTING and scope not in self.special
 
     def delete(self, scope: str, key: str) -> None:
         with self._lock:
@@ -168,6 +209,27 @@ class RendezvousServer:
 
     def put(self, scope: str, key: str, value: bytes) -> None:
         self._server.put(scope, key, value)
+
+    def serve(
+        self,
+        scope: str,
+        get: Callable[[str, Callable[[], bool]], bytes | None] = lambda _key, _is_there: None,
+        put: Callable[[str, bytes], bool] = lambda _key, _value: False,
+    ) -> None:
+        """From now on requests for this scope go to these functions, on threads of the server.
+
+        get(key, is_there) returns the value or None, and may block; is_there() tells whether the client still
+        waits. put(key, value) returns whether the value was accepted.
+        """
+        self._server.special[scope] = _Special(get, put)
+
+    def begin_round(self) -> None:
+        """Forgets what the ranks have left here to find each other."""
+        self._server.clear(_LASTING)
+
+    def abandon_round(self) -> None:
+        """Until the next begin_round(): who asks for what is not there learns that it will not come (410)."""
+        self._server.abandon()
 
     def stop(self) -> None:
         """Stops answering, frees the port, joins the thread. Does nothing in a forked child."""

@@ -8,7 +8,7 @@ import traceback
 
 from dad.runner.kv import KeyValueClient
 from dad.runner.payload import FUNCTION, RESULT_SCOPE, SECRET_VARIABLE, pack, unpack
-from dad.world import discover
+from dad.world import WorldError, discover
 
 
 def main(argv: list[str]) -> int:
@@ -16,7 +16,6 @@ def main(argv: list[str]) -> int:
     # The function may start processes of its own; the key is not for them.
     secret = os.environ.pop(SECRET_VARIABLE)
     client = KeyValueClient(f"http://{address}:{port}", request_timeout=60.0)
-    rank = str(discover(os.environ).rank)
     packed = client.get(*FUNCTION)
     if packed is None:
         sys.exit(f"there is no function at {client.url}")
@@ -28,8 +27,17 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         answer = _pack_error(error, secret)
         code = 1
-    client.put(RESULT_SCOPE, rank, answer)
+    # Not before: in an elastic job a rank may change.
+    client.put(RESULT_SCOPE, str(_rank()), answer)
     return code
+
+
+def _rank() -> int:
+    try:
+        return discover(os.environ).rank
+    except WorldError:
+        # An elastic job tells its size in init(), which the function has not called.
+        return int(os.environ["DAD_RANK"])
 
 
 def _pack_error(error: Exception, secret: str) -> bytes:

@@ -59,6 +59,15 @@ def _count(value: Any) -> str:
     return str(value)
 
 
+def _range(value: Any) -> str:
+    if not isinstance(value, list | tuple) or len(value) != 2:
+        raise ValueError("expected two numbers, MIN and MAX")
+    shortest, longest = (float(_number(number)) for number in value)
+    if shortest > longest:
+        raise ValueError("expected MIN not to be more than MAX")
+    return f"{shortest:g} {longest:g}"
+
+
 def _mib(value: Any) -> str:
     return str(int(float(_number(value)) * _MIB))
 
@@ -200,6 +209,13 @@ SETTINGS = (
     ),
     Setting("start_timeout", ("DAD_START_TIMEOUT", "HOROVOD_START_TIMEOUT"), text=_number),
     Setting("threads_per_rank", ("DAD_THREADS_PER_RANK",), "params", "threads_per_rank", _count),
+    Setting("min_np", (), "elastic", "min_np", _count),
+    Setting("max_np", (), "elastic", "max_np", _count),
+    Setting("slots_per_host", (), "elastic", "slots_per_host", _count),
+    Setting("elastic_timeout", (), "elastic", "timeout", _number),
+    Setting("reset_limit", (), "elastic", "reset_limit", _whole),
+    Setting("blacklist_cooldown_range", (), "elastic", "blacklist_cooldown_range", _range),
+    Setting("host_discovery_script", (), "elastic", "host_discovery_script"),
     Setting("compression", ("DAD_COMPRESSION",), text=_method),
     Setting("report", ("DAD_REPORT",), text=_file),
     Setting("plan", ("DAD_PLAN",), text=_flag),

@@ -82,7 +82,7 @@ class TracebackFolder:
                 continue
             traceback, _ = split(self._held[stream])
             same = [other for other in self._held if split(self._held[other])[0] == traceback]
-            ranks = sorted(other.rank for other in same)
+            ranks = sorted({other.rank for other in same})
             rests = {other: split(self._held.pop(other))[1] for other in same}
             stream.write(traceback, ranks)
             for other in same:
@@ -92,4 +92,4 @@ class TracebackFolder:
                 equal = [peer for peer in rests if rests[peer] == rest]
                 for peer in equal:
                     del rests[peer]
-                other.write(rest, sorted(peer.rank for peer in equal))
+                other.write(rest, sorted({peer.rank for peer in equal}))

@@ -1,0 +1,211 @@
+"""dadrun's elastic jobs with real processes of a worker without a framework (tiny_worker.py)."""
+
+import contextlib
+import os
+import queue
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+import dad
+
+WORKER = str(Path(__file__).with_name("tiny_worker.py"))
+PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
+SECONDS = 40.0
+
+
+class Job:
+    """A dadrun; its lines, of both streams, in order."""
+
+    def __init__(self, folder, *args, command=(sys.executable, WORKER), events=(), env=None):
+        self.folder = folder
+        path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
+        self.mark = f"mark-{os.getpid()}-{folder.name}"
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "dad.runner.cli", *args, *command, *events, self.mark],
+            env={**os.environ, "PYTHONPATH": path, "TINY_FOLDER": str(folder), **(env or {})},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines = []
+        self._queue = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self):
+        for line in self.process.stdout:
+            self._queue.put(line.rstrip("\n"))
+        self._queue.put(None)
+
+    def until(self, pattern, count=1):
+        """Reads on until so many new lines match; the last match."""
+        deadline = time.monotonic() + SECONDS
+        while True:
+            try:
+                line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                pytest.fail(f"no {pattern!r} within {SECONDS} s:\n" + "\n".join(self.lines))
+            if line is None:
+                pytest.fail(f"the job has ended without {pattern!r}:\n" + "\n".join(self.lines))
+            self.lines.append(line)
+            if found := re.search(pattern, line):
+                count -= 1
+                if count == 0:
+                    return found
+
+    def finish(self):
+        (self.folder / "finish").touch()
+        return self.end()
+
+    def end(self):
+        """The exit code; all lines are read."""
+        code = self.process.wait(SECONDS)
+        while (line := self._queue.get(timeout=SECONDS)) is not None:
+            self.lines.append(line)
+        return code
+
+    @property
+    def text(self):
+        return "\n".join(self.lines)
+
+    def workers(self):
+        found = {}
+        for process in psutil.process_iter(["cmdline", "status", "environ"]):
+            command = process.info["cmdline"] or []
+            is_alive = process.info["status"] != psutil.STATUS_ZOMBIE
+            if is_alive and self.mark in command and "dad.runner.cli" not in command:
+                with contextlib.suppress(KeyError, TypeError):
+                    environ = process.info["environ"]
+                    found[f"{environ['HOROVOD_HOSTNAME']}:{environ['HOROVOD_LOCAL_RANK']}"] = process
+        return found
+
+
+@pytest.fixture
+def start(tmp_path):
+    jobs = []
+
+    def begin(*args, **options):
+        jobs.append(Job(tmp_path, *args, **options))
+        return jobs[-1]
+
+    yield begin
+    for job in jobs:
+        if job.process.poll() is None:
+            job.process.kill()
+            job.process.wait()
+
+
+def write_hosts(folder, text):
+    """What the discovery script prints."""
+    (folder / "hosts.new").write_text(text)
+    (folder / "hosts.new").replace(folder / "hosts")
+    script = folder / "discover.sh"
+    if not script.exists():
+        script.write_text(f"#!/bin/sh\ncat {folder}/hosts\n")
+        script.chmod(0o755)
+    return str(script)
+
+
+def test_lost_worker_is_started_again_and_joins(start):
+    job = start("-np", "3", "--min-np", "2", events=["localhost:1@10=kill"])
+    job.until(r"meets 3", 3)
+    job.until(r"rank 1 on localhost was lost: killed by signal 9 \(SIGKILL\); it is started again")
+    job.until(r"2 ranks are in training \(before: 3\)")
+    job.until(r"told \[2\]")
+    job.until(r"3 ranks are in training \(before: 2\)")
+    job.until(r"meets 3", 3)
+    assert job.finish() == 0, job.text
+    # Each has kept its rank, and its slot on the host.
+    places = re.findall(r"localhost:(\d) place (\d) (\d) (\d) (\d) 0 1", job.text)
+    assert {slot: [rank for s, rank, *_ in places if s == slot] for slot in "012"}["0"] == ["0", "0", "0"]
+    assert all(slot == local for slot, _, _, local, _ in places)
+    # The number of ranks was not known when they started.
+    assert re.search(r"localhost:0 starts 0 1 None", job.text)
+
+
+def test_worker_that_ends_before_its_first_place_does_not_hold_the_others_up(start):
+    job = start("-np", "2", "--min-np", "1", events=["localhost:1@0=exit-3"])
+    job.until(r"localhost:0 meets 1")
+    job.until(r"localhost:1 place")
+    job.until(r"meets 2", 2)
+    assert job.finish() == 0, job.text
+    assert "rank 1 on localhost was lost: exit code 3; it is started again" in job.text
+
+
+def test_hosts_of_a_script_come_and_go(start, tmp_path):
+    script = write_hosts(tmp_path, "localhost:1\n")
+    job = start("--min-np", "1", "--max-np", "3", "--slots", "2", "--host-discovery-script", script)
+    job.until("localhost:0 meets 1")
+    write_hosts(tmp_path, "localhost:1\n127.0.0.1\n")  # which has two slots, by --slots
+    job.until("told")
+    job.until("meets 3", 3)
+    write_hosts(tmp_path, "127.0.0.1:2\n")
+    job.until("localhost:0 place -1 -1 -1 -1 -1 -1")
+    job.until("meets 2", 2)
+    (tmp_path / "hosts").unlink()
+    job.until(r"discover.sh ended with code 1: cat: .*; the hosts stay as they were")
+    write_hosts(tmp_path, "127.0.0.1:2\n")
+    job.until("discover.sh works again")
+    assert job.finish() == 0, job.text
+    assert job.text.count("stay as they were") == 1
+    assert "was lost" not in job.text
+
+
+def test_job_that_cannot_go_on_ends_with_every_reason(start):
+    again = [f"localhost:1@{step}@{n}=exit-5" for n, step in ((1, 4), (2, 0), (3, 0))]
+    job = start("-np", "2", "--min-np", "2", events=again)
+    assert job.end() == 1
+    assert "1 rank is left where --min-np is 2: waiting up to 600 s for more" in job.text
+    assert "3 workers in a row have failed on localhost" in job.text
+    block = job.text[job.text.rindex("dadrun: rank 1 on localhost failed: exit code 5") :]
+    assert "there is no host on which another could be started" in block
+    assert not job.workers()
+
+
+def test_job_without_survivors_fails_with_the_first_to_fail(start):
+    job = start("-np", "2", "--min-np", "1", events=["localhost:0@20=exit-4", "localhost:1@5=stop"])
+    job.until("localhost:1 does stop")
+    job.until("localhost:0 does exit-4")
+    # The other is still there, and goes on when it can.
+    assert "no rank is left" not in job.text
+    job.workers()["localhost:1"].kill()
+    assert job.end() == 137
+    assert "dadrun: no rank is left that has the state of the training" in job.text
+    assert not job.workers()
+
+
+def test_elastic_job_with_a_limit_of_resets(start):
+    job = start("-np", "2", "--min-np", "1", "--reset-limit", "0", events=["localhost:1@5=kill"])
+    assert job.end() == 1
+    assert "dadrun: the job was reset 1 times, and --reset-limit is 0" in job.text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_end_of_the_launcher_ends_its_workers(start, number):
+    job = start("-np", "2", "--min-np", "1")
+    job.until("meets 2", 2)
+    assert len(job.workers()) == 2
+    job.process.send_signal(number)
+    code = job.process.wait(SECONDS)
+    deadline = time.monotonic() + 10
+    while job.workers():
+        assert time.monotonic() < deadline, job.text
+        time.sleep(0.05)
+    assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
+
+
+def test_restarts_start_a_whole_job_again(start, tmp_path):
+    code = "import os, sys; n = int(os.environ['DAD_RESTART_COUNT']); print('run', n); sys.exit(3 if n < 2 else 0)"
+    job = start("-np", "2", "--restarts", "5", command=(sys.executable, "-c", code))
+    assert job.end() == 0
+    assert "dadrun: restart 2 of 5" in job.text and "restart 3 of 5" not in job.text
+    job = start("-np", "1", "--restarts", "1", command=(sys.executable, "-c", "import sys; sys.exit(7)"))
+    assert job.end() == 7
