@@ -15,17 +15,17 @@ function(dad_add_plugin name)
   set(DAD_PLUGINS ${DAD_PLUGINS} ${name} PARENT_SCOPE)
 endfunction()
 
-# ---- gloo
+# ---- gloo: connects; dad_core/transport/tcp carries
 # A library that holds both torch and gloo crashes (libtorch has a gloo of its own), hence
 # a library of its own.
 find_path(GLOO_INCLUDE_DIR gloo/context.h)
 find_library(GLOO_LIBRARY gloo)
-file(GLOB gloo_sources CONFIGURE_DEPENDS dad_core/transport/gloo/*.cc)
+file(GLOB gloo_sources CONFIGURE_DEPENDS dad_core/transport/tcp/*.cc)
 if(GLOO_INCLUDE_DIR AND GLOO_LIBRARY AND gloo_sources)
   dad_add_plugin(gloo SOURCES ${gloo_sources} INCLUDES ${GLOO_INCLUDE_DIR} LIBRARIES ${GLOO_LIBRARY})
   # Debian's gloo headers lack one of their own.
   target_compile_options(dad_gloo PRIVATE
-    "SHELL:-idirafter ${PROJECT_SOURCE_DIR}/dad_core/transport/gloo/compat")
+    "SHELL:-idirafter ${PROJECT_SOURCE_DIR}/dad_core/transport/tcp/compat")
 endif()
 
 # ---- mpi

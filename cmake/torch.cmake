@@ -16,12 +16,12 @@ list(GET answer 0 DAD_TORCH_VERSION)
 list(GET answer 1 torch_root)
 list(GET answer 2 torch_cxx11_abi)
 
-file(GLOB torch_sources CONFIGURE_DEPENDS torch_ops/*.cc)
+file(GLOB torch_sources CONFIGURE_DEPENDS torch_ops/*/*.cc)
 if(torch_sources)
   # What needs no Python; the tests on the recording fake link it, too.
   add_library(dad_torch_parts OBJECT)
-  foreach(part capture_convolution capture_embedding capture_graph capture_linear capture_node
-      capture_norm capture_registry capture_rows device_stream tensor_adapter)
+  foreach(part capture/convolution capture/embedding capture/graph capture/linear capture/node
+      capture/norm capture/registry capture/rows device/device_stream ops/tensor_adapter)
     target_sources(dad_torch_parts PRIVATE torch_ops/${part}.cc)
     list(FILTER torch_sources EXCLUDE REGEX "/${part}\\.cc$")
   endforeach()
@@ -30,6 +30,7 @@ if(torch_sources)
 
   dad_add_python_module(dad_torch _torch ${torch_sources} $<TARGET_OBJECTS:dad_torch_parts>)
   foreach(target dad_torch_parts dad_torch)
+    target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
     target_include_directories(${target} SYSTEM PRIVATE
       ${torch_root}/include ${torch_root}/include/torch/csrc/api/include)
     target_compile_definitions(${target} PRIVATE

@@ -14,11 +14,13 @@ PAGE = Path(__file__).resolve().parent.parent / "docs" / "options.md"
 
 HEAD = """# Options
 
-Every setting, as an environment variable. dad reads the DAD variable first, then Horovod's, else it uses the
-default. A value that does not parse is an error that names the variable, the value and what was expected.
-`dadrun` sets those that have a flag ([launching.md](launching.md)); `dad options` prints this page as text.
+Every setting, as an environment variable. dad reads the DAD variable first, then Horovod's, else it
+uses the default. A value that does not parse is an error that names the variable, the value and
+what was expected. `dadrun` sets those that have a flag ([launching.md](launching.md)); `dad
+options` prints this page as text.
 
-`make docs` makes this page from the tables in `dad_core/util/options.cc` and `python/dad/variables.py`.
+`make docs` makes this page from the tables in `dad_core/util/options.cc` and
+`python/dad/variables.py`.
 """
 
 TABLE = """

@@ -1,5 +1,5 @@
 // Values rounded at random to few levels, in buckets with a scale each: QSGD (arXiv:1610.02132)
-// with the largest magnitude as the norm. exchange/qsgd.h has the equations.
+// with the largest magnitude as the norm. exchange/method/qsgd/qsgd.h has the equations.
 //
 // Layout: a float32 scale per bucket of kQsgdBucket elements, then `bits` bits per element, the
 // first in the lowest bits of the first byte; unused bits are 0.

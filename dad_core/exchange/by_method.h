@@ -8,7 +8,7 @@
 
 #include "dad/status.h"
 #include "exchange/exchange.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
 
 namespace dad {
 

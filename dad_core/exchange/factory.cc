@@ -1,19 +1,19 @@
 #include <algorithm>
 #include <string>
 
-#include "exchange/adasum.h"
-#include "exchange/all_to_all.h"
-#include "exchange/barrier.h"
-#include "exchange/broadcast.h"
-#include "exchange/dense.h"
-#include "exchange/dense_ring.h"
+#include "exchange/collective/adasum.h"
+#include "exchange/collective/all_to_all.h"
+#include "exchange/collective/barrier.h"
+#include "exchange/collective/broadcast.h"
+#include "exchange/collective/dense.h"
+#include "exchange/collective/dense_ring.h"
+#include "exchange/collective/gather.h"
+#include "exchange/collective/order.h"
+#include "exchange/collective/reduce_scatter.h"
 #include "exchange/device/bench.h"
 #include "exchange/device/transfer.h"
 #include "exchange/exchange.h"
-#include "exchange/gather.h"
 #include "exchange/method_table.h"
-#include "exchange/order.h"
-#include "exchange/reduce_scatter.h"
 
 namespace dad {
 namespace {

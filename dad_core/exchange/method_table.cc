@@ -9,11 +9,11 @@
 #include "exchange/device/low_rank.h"
 #include "exchange/device/qsgd.h"
 #include "exchange/device/sparse.h"
-#include "exchange/factor.h"
-#include "exchange/int8.h"
-#include "exchange/low_rank.h"
-#include "exchange/qsgd.h"
-#include "exchange/sparse.h"
+#include "exchange/method/factor/factor.h"
+#include "exchange/method/int8/int8.h"
+#include "exchange/method/low_rank/low_rank.h"
+#include "exchange/method/qsgd/qsgd.h"
+#include "exchange/method/sparse/sparse.h"
 
 namespace dad {
 namespace {

@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <thread>
 
-#include "runtime/hierarchical_engine.h"
+#include "runtime/hierarchy/hierarchical_engine.h"
+#include "runtime/lane/validate.h"
 #include "runtime/request_state.h"
 #include "runtime/running_numbers.h"
 #include "runtime/solo.h"
 #include "runtime/start_up.h"
-#include "runtime/validate.h"
 #include "runtime/worker.h"
 #include "transport/registry.h"
 #include "util/log.h"

@@ -1,7 +1,7 @@
 #include "runtime/solo.h"
 
 #include "exchange/exchange.h"
-#include "runtime/schedule.h"
+#include "runtime/lane/schedule.h"
 
 namespace dad {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "exchange/dense_ring.h"
+#include "exchange/collective/dense_ring.h"
 #include "exchange/device/bench.h"
 #include "util/byte_io.h"
 #include "util/log.h"

@@ -6,8 +6,8 @@
 
 #include "dad/overflows.h"
 #include "exchange/device/bench.h"
+#include "runtime/lane/validate.h"
 #include "runtime/solo.h"
-#include "runtime/validate.h"
 #include "transport/device_collectives.h"
 #include "util/byte_io.h"
 #include "util/log.h"

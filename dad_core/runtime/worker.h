@@ -12,16 +12,16 @@
 #include <vector>
 
 #include "dad/engine.h"
-#include "exchange/state_store.h"
-#include "runtime/device_lane.h"
+#include "exchange/feedback/state_store.h"
+#include "runtime/device/device_lane.h"
+#include "runtime/device/stager.h"
+#include "runtime/execute/receive_table.h"
 #include "runtime/inbox.h"
-#include "runtime/lane.h"
+#include "runtime/lane/lane.h"
+#include "runtime/observe/stall_watch.h"
+#include "runtime/observe/timeline.h"
 #include "runtime/peers.h"
-#include "runtime/receive_table.h"
-#include "runtime/stager.h"
-#include "runtime/stall_watch.h"
 #include "runtime/start_up.h"
-#include "runtime/timeline.h"
 #include "transport/transport.h"
 
 namespace dad {

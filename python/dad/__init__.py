@@ -20,8 +20,8 @@ from dad.errors import (
 
 if TYPE_CHECKING:
     from dad.basics import reset_stats, stats
-    from dad.compression import Compression
-    from dad.plan_text import format_plan
+    from dad.methods.compression import Compression
+    from dad.planning.text import format_plan
     from dad.runner.api import run
 
 __all__ = [
@@ -44,8 +44,8 @@ __all__ = [
 
 # Loaded on first use: the launcher imports this package where no library has been built.
 _LAZY = {
-    "Compression": "dad.compression",
-    "format_plan": "dad.plan_text",
+    "Compression": "dad.methods.compression",
+    "format_plan": "dad.planning.text",
     "reset_stats": "dad.basics",
     "run": "dad.runner.api",
     "stats": "dad.basics",

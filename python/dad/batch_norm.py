@@ -9,7 +9,7 @@ import numpy as np
 from dad._lib import _core
 from dad.errors import MismatchError
 from dad.process_sets import ProcessSet
-from dad.state_bytes import from_bytes, to_bytes
+from dad.state.state_bytes import from_bytes, to_bytes
 
 Statistics = tuple[np.ndarray, np.ndarray]  # mean and variance of each channel
 

@@ -9,7 +9,7 @@
 #include <random>
 
 #include "dad/method.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
 #include "fuzz.h"
 
 namespace dad::fuzz {

@@ -7,8 +7,8 @@
 #include <cstring>
 
 #include "fuzz.h"
-#include "transport/gloo/frame_reader.h"
 #include "transport/mpi/announcement.h"
+#include "transport/tcp/frame_reader.h"
 
 namespace dad::fuzz {
 namespace {
@@ -55,7 +55,7 @@ Expected Understand(ByteSpan stream) {
   return expected;
 }
 
-class Collector final : public gloo_transport::FrameReader::Listener {
+class Collector final : public tcp::FrameReader::Listener {
  public:
   explicit Collector(bool in_place) : in_place_(in_place) {}
 
@@ -97,9 +97,9 @@ void Run(ByteSpan input) {
 
   int sockets[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "no socket");
-  gloo_transport::Traffic traffic;
+  tcp::Traffic traffic;
   Collector collector(in_place);
-  gloo_transport::FrameReader reader(&traffic, &collector);
+  tcp::FrameReader reader(&traffic, &collector);
   Status status;
   // Small pieces for the first frames; then as much as a socket takes without blocking.
   for (size_t at = 0; at < expected.used && status.ok();) {

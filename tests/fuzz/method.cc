@@ -2,7 +2,7 @@
 #include "dad/method.h"
 
 #include "exchange/exchange.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
 #include "fuzz.h"
 
 namespace dad::fuzz {

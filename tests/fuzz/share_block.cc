@@ -1,8 +1,8 @@
-// exchange/share_io.h: choices of type and count, then blocks as they follow each other in a
+// exchange/share/share_io.h: choices of type and count, then blocks as they follow each other in a
 // share.
 #include <cmath>
 
-#include "exchange/share_io.h"
+#include "exchange/share/share_io.h"
 #include "fuzz.h"
 
 namespace dad::fuzz {

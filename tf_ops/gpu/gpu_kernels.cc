@@ -5,10 +5,10 @@
 //
 // Nothing waits for the device: the core's work comes after what TensorFlow's stream was given, and
 // that stream after the core's work.
-#include "../call.h"
-#include "../collective.h"
 #include "tensorflow/core/framework/device_base.h"
 #include "tensorflow/core/framework/op_kernel.h"
+#include "tf_ops/kernels/call.h"
+#include "tf_ops/kernels/collective.h"
 #include "xla/stream_executor/stream.h"
 
 namespace dad_tensorflow {

@@ -1,6 +1,6 @@
-// The threshold of Strom's method, relative to the gradient (exchange/sparse.h): the bits of
-// codec/strom.h's RootMeanSquare, whose order of additions they keep. A block does 2^16 elements:
-// all threads load and square, eight of them add, each in its lane.
+// The threshold of Strom's method, relative to the gradient (exchange/method/sparse/sparse.h): the
+// bits of codec/strom.h's RootMeanSquare, whose order of additions they keep. A block does 2^16
+// elements: all threads load and square, eight of them add, each in its lane.
 #pragma once
 
 #include <cmath>

@@ -10,9 +10,9 @@
 #include "exchange/by_method.h"
 #include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
-#include "exchange/factor_share.h"
-#include "exchange/share_io.h"
-#include "exchange/shares.h"
+#include "exchange/method/factor/factor_share.h"
+#include "exchange/share/share_io.h"
+#include "exchange/share/shares.h"
 
 namespace dad {
 namespace {

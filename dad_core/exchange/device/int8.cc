@@ -9,9 +9,9 @@
 #include "exchange/by_method.h"
 #include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
-#include "exchange/int8.h"
-#include "exchange/int8_state.h"
-#include "exchange/shares.h"
+#include "exchange/method/int8/int8.h"
+#include "exchange/method/int8/int8_state.h"
+#include "exchange/share/shares.h"
 #include "util/log.h"
 
 namespace dad {

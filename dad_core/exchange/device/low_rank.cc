@@ -11,8 +11,8 @@
 #include "exchange/device/low_rank_side.h"
 #include "exchange/device/power.h"
 #include "exchange/device/refusal.h"
-#include "exchange/low_rank_share.h"
-#include "exchange/shares.h"
+#include "exchange/method/low_rank/low_rank_share.h"
+#include "exchange/share/shares.h"
 
 namespace dad {
 namespace {

@@ -1,4 +1,5 @@
-// One side of error feedback (exchange/low_rank_state.h) with its residual on a device:
+// One side of error feedback (exchange/method/low_rank/low_rank_state.h) with its residual on a
+// device:
 //
 //   E' = E - pending + terms;   C = wire(top_r(E'))
 //
@@ -21,9 +22,9 @@
 #include "exchange/device/bench.h"
 #include "exchange/device/subspace.h"
 #include "exchange/device/transfer.h"
-#include "exchange/low_rank_share.h"
-#include "exchange/low_rank_state.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
+#include "exchange/method/low_rank/low_rank_share.h"
+#include "exchange/method/low_rank/low_rank_state.h"
 #include "linalg/low_rank.h"
 
 namespace dad {

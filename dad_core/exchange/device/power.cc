@@ -9,8 +9,8 @@
 #include "exchange/device/layer_terms.h"
 #include "exchange/device/low_rank_side.h"
 #include "exchange/device/refusal.h"
-#include "exchange/power_share.h"
-#include "exchange/shares.h"
+#include "exchange/method/low_rank/power_share.h"
+#include "exchange/share/shares.h"
 
 namespace dad {
 namespace {

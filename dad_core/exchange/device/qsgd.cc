@@ -8,9 +8,9 @@
 #include "exchange/by_method.h"
 #include "exchange/device/refusal.h"
 #include "exchange/device/transfer.h"
-#include "exchange/qsgd.h"
-#include "exchange/qsgd_state.h"
-#include "exchange/shares.h"
+#include "exchange/method/qsgd/qsgd.h"
+#include "exchange/method/qsgd/qsgd_state.h"
+#include "exchange/share/shares.h"
 
 namespace dad {
 namespace {

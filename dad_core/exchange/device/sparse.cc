@@ -11,9 +11,9 @@
 #include "exchange/device/sparse_coder.h"
 #include "exchange/device/sparse_state.h"
 #include "exchange/device/transfer.h"
-#include "exchange/shares.h"
-#include "exchange/sparse.h"
-#include "exchange/sparse_settings.h"
+#include "exchange/method/sparse/sparse.h"
+#include "exchange/method/sparse/sparse_settings.h"
+#include "exchange/share/shares.h"
 
 namespace dad {
 namespace {
@@ -405,7 +405,8 @@ class DeviceSparseExchange final : public Exchange {
     return Status::Ok();
   }
 
-  // As exchange/sparse.h and codec/sparse_code.h have it; and what of it is our own to add.
+  // As exchange/method/sparse/sparse.h and codec/sparse_code.h have it; and what of it is our own
+  // to add.
   std::vector<Piece> Pieces(uint8_t flags) {
     std::vector<Piece> pieces;
     ByteWriter numbers;

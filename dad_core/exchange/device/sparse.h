@@ -1,8 +1,8 @@
-// The sparse family (exchange/sparse.h) of gradients on a device: r and v stay there, and so do the
-// pass, the selection, the words and their Rice code. What crosses to the host is the share, and
-// how long it is. Shares of the others are read and checked on the host, where Rice code has to be
-// read bit by bit; their words are added on the device, in rank order. The bits are those of the
-// host's exchange, on the wire and in the result.
+// The sparse family (exchange/method/sparse/sparse.h) of gradients on a device: r and v stay there,
+// and so do the pass, the selection, the words and their Rice code. What crosses to the host is the
+// share, and how long it is. Shares of the others are read and checked on the host, where Rice code
+// has to be read bit by bit; their words are added on the device, in rank order. The bits are those
+// of the host's exchange, on the wire and in the result.
 //
 // Rows are multiplied out by cuBLAS where that is: G = Dᵀ A and Σ g² = (D∘D)ᵀ(A∘A), this rank's own
 // matter, so ranks need not have the same device for it.

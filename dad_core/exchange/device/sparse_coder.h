@@ -1,6 +1,6 @@
-// A rank's part in a step of the sparse methods (exchange/sparse.h), on the device: the pass over r
-// and v, what is selected, and its words or Rice code. All of it is put on the stream at once; how
-// much there is to send is known on the host when the heads are.
+// A rank's part in a step of the sparse methods (exchange/method/sparse/sparse.h), on the device:
+// the pass over r and v, what is selected, and its words or Rice code. All of it is put on the
+// stream at once; how much there is to send is known on the host when the heads are.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 #include "exchange/device/arena.h"
 #include "exchange/device/bench.h"
-#include "exchange/sparse_settings.h"
+#include "exchange/method/sparse/sparse_settings.h"
 
 namespace dad {
 

@@ -1,6 +1,6 @@
 // What the sparse methods keep on a device between steps. Checkpoints have the same tensors as
-// those of the host (exchange/sparse_state.h), so that a run may go on there, and the other way
-// round.
+// those of the host (exchange/method/sparse/sparse_state.h), so that a run may go on there, and the
+// other way round.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "exchange/device/bench.h"
-#include "exchange/sparse_state.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
+#include "exchange/method/sparse/sparse_state.h"
 
 namespace dad {
 

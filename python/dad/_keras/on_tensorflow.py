@@ -52,7 +52,7 @@ def watch(model: Any, optimizer: Any) -> None:
     """Where Keras runs eagerly, steps of the model are captured: its own tape shows no factors."""
     import tensorflow as tf
 
-    from dad.tensorflow.eager_capture import capture
+    from dad.tensorflow.factors.eager_capture import capture
 
     if not hasattr(model, "train_step"):  # a layer
         return

@@ -13,21 +13,21 @@ from typing import Any
 import torch
 
 import dad.torch as collectives
-from dad import compression as _methods
 from dad._keras.settings import Settings
 from dad._lib import _core
-from dad.agreement import Agreement, Description, common_options, named_groups
 from dad.arguments import require_variables_of
 from dad.basics import Average, Max
-from dad.circle import circle_of
 from dad.log import log
-from dad.plan_table import plan_rows
-from dad.plan_text import PlanPrinter
-from dad.planned_methods import has_planned_method
+from dad.methods import compression as _methods
+from dad.methods.planned import has_planned_method
+from dad.planning.agreement import Agreement, Description, common_options, named_groups
+from dad.planning.circle import circle_of
+from dad.planning.table import plan_rows
+from dad.planning.text import PlanPrinter
 from dad.process_sets import ProcessSet
-from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
-from dad.state_bytes import for_rank, to_bytes
-from dad.states import under_names
+from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
+from dad.state.state_bytes import for_rank, to_bytes
+from dad.state.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync

@@ -9,7 +9,7 @@ import numpy as np
 
 from dad._keras.callback_parts import is_seed
 from dad._lib import _core
-from dad.replicas import raise_unless_equal
+from dad.state.replicas import raise_unless_equal
 
 
 def _digest(values: np.ndarray) -> str:

@@ -6,9 +6,9 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from dad.all_ranks import AllRanks
 from dad.process_sets import global_process_set
-from dad.state_bytes import of_all_ranks
+from dad.state.all_ranks import AllRanks
+from dad.state.state_bytes import of_all_ranks
 
 
 @contextlib.contextmanager

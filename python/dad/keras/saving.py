@@ -9,11 +9,11 @@ from typing import Any
 import keras
 
 from dad._keras.saving import writing
-from dad.all_ranks import replacing
 from dad.keras import patches
 from dad.keras.compressor_state import read_state
 from dad.keras.framework import framework
 from dad.keras.optimizer import DistributedOptimizer, is_distributed
+from dad.state.all_ranks import replacing
 
 
 def save_model(model: Any, filepath: Any) -> None:

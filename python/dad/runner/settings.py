@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dad.compression import parse
+from dad.methods.compression import parse
 from dad.runner.errors import LaunchError
 from dad.suggest import nearest
 

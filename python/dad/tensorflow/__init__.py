@@ -48,7 +48,7 @@ from dad.errors import (
 from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.tensorflow.compression import Compression
-from dad.tensorflow.eager_capture import capture
+from dad.tensorflow.factors.eager_capture import capture
 from dad.tensorflow.functions import (
     BroadcastGlobalVariablesHook,
     allgather_object,

@@ -1,4 +1,4 @@
-"""The plan of an optimizer or tape: Python's side of tf_ops/board.h.
+"""The plan of an optimizer or tape: Python's side of tf_ops/plan/board.h.
 
 A graph is made once and runs often, so what it sends is not decided when it is made. Every step begins with
 the op DadPlan, which knows how many rows the batch has. As long as nothing has changed it answers by itself;
@@ -22,24 +22,24 @@ from typing import Any
 
 import numpy as np
 
-from dad import planner
 from dad._lib import _core
-from dad.agreement import Agreement, Description
 from dad.basics import Average
-from dad.circle import Circle, Place, as_hosts, circle_of
-from dad.compression import Exact
 from dad.errors import MismatchError, ReplicaError
-from dad.kinds import Sends
-from dad.link import measure_costs
 from dad.log import log
-from dad.plan_text import PRINTED_AFTER_STEPS
-from dad.planned_methods import warm_up_steps
-from dad.planner import Choice, Layer, Link, Observation, Plan
+from dad.methods.compression import Exact
+from dad.methods.kinds import Sends
+from dad.methods.planned import warm_up_steps
+from dad.planning import planner
+from dad.planning.agreement import Agreement, Description
+from dad.planning.circle import Circle, Place, as_hosts, circle_of
+from dad.planning.link import measure_costs
+from dad.planning.planner import Choice, Layer, Link, Observation, Plan
+from dad.planning.text import PRINTED_AFTER_STEPS
 from dad.process_sets import ProcessSet
-from dad.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
-from dad.state_bytes import from_bytes, to_bytes
-from dad.state_keeper import StateKeeper
-from dad.states import add_shares, lost_on_load, saved_shares, under_names
+from dad.state.keeper import StateKeeper
+from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
+from dad.state.state_bytes import from_bytes, to_bytes
+from dad.state.states import add_shares, lost_on_load, saved_shares, under_names
 from dad.tensorflow._load import library
 
 # Bits of what a request ends with (dad_core/include/dad/ticket.h).
@@ -111,7 +111,7 @@ class Board:
         self._described = described
         self.tensors: dict[str, Tensor] = {}
         # Called once, when a plan has been followed for a few steps and its bytes have been measured, with
-        # the exposed time of a step in ms (tf_ops/board.h).
+        # the exposed time of a step in ms (tf_ops/plan/board.h).
         self.on_measured: Callable[[float], None] | None = None
         self._measured_at = _NEVER  # the step in which that is
         self._exposed_before = 0.0
@@ -506,7 +506,7 @@ _DENSE_WAY = "\t".join(["0", "0", "0", "0", "none"])
 
 
 def _way(choice: Choice) -> str:
-    """A line for tf_ops/board.h."""
+    """A line for tf_ops/plan/board.h."""
     # Where no rank had rows there are none to wait for: a graph without them is what was planned for.
     comes_as_rows = choice.rows > 0 or choice.most_rows == 0
     by_layer = choice.row.sends is Sends.LAYER

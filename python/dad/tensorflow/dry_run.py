@@ -8,15 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from dad import compression as _methods
-from dad import planner
-from dad.link import bytes_per_second, product_rate
-from dad.plan_table import plan_rows
-from dad.planned_methods import planned_method
+from dad.methods import compression as _methods
+from dad.methods.planned import planned_method
+from dad.planning import planner
+from dad.planning.link import bytes_per_second, product_rate
+from dad.planning.table import plan_rows
 from dad.tensorflow.board import layers_of, observe
 from dad.tensorflow.exchange import counts_of, pairs_of, tensor_of
-from dad.tensorflow.factor_forms import choose_forms
-from dad.tensorflow.factors import find
+from dad.tensorflow.factors.find import find
+from dad.tensorflow.factors.forms import choose_forms
 from dad.tensorflow.gradients import Row, variable_names
 from dad.tensorflow.ops import resource
 

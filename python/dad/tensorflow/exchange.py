@@ -19,17 +19,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from dad.agreement import Description
 from dad.arguments import set_id
-from dad.compression import Edad, Exact
-from dad.planned_methods import looks_at_variance, planned_method
-from dad.planner import Link
+from dad.methods.compression import Edad, Exact
+from dad.methods.planned import looks_at_variance, planned_method
+from dad.planning.agreement import Description
+from dad.planning.planner import Link
 from dad.process_sets import ProcessSet
 from dad.tensorflow._load import lib
 from dad.tensorflow.board import Board, Pair, Tensor
-from dad.tensorflow.factor_forms import choose_forms
-from dad.tensorflow.factor_uses import Layout, is_plain_product
-from dad.tensorflow.factors import Found, Recorder, find
+from dad.tensorflow.factors.find import Found, Recorder, find
+from dad.tensorflow.factors.forms import choose_forms
+from dad.tensorflow.factors.uses import Layout, is_plain_product
 from dad.tensorflow.graph import is_eager, plain, run_any_time
 from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import resource

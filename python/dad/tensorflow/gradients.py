@@ -14,19 +14,19 @@ from typing import Any
 import tensorflow as tf
 
 from dad._lib import _core
-from dad.agreement import Description, common_options, named_groups
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
-from dad.circle import circle_of
-from dad.plan_table import plan_rows
-from dad.plan_text import format_plan
-from dad.planned_methods import has_planned_method, planned_method
+from dad.methods.planned import has_planned_method, planned_method
+from dad.planning.agreement import Description, common_options, named_groups
+from dad.planning.circle import circle_of
+from dad.planning.table import plan_rows
+from dad.planning.text import format_plan
 from dad.process_sets import ProcessSet, global_process_set
-from dad.state_bytes import for_rank, to_bytes
+from dad.state.state_bytes import for_rank, to_bytes
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
-from dad.tensorflow.eager_capture import captured
 from dad.tensorflow.exchange import FLOATING, MethodExchange
+from dad.tensorflow.factors.eager_capture import captured
 from dad.tensorflow.graph import collective, is_eager, sizes_as_numbers, wire_name
 from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dad.replicas import Replica
+from dad.state.replicas import Replica
 
 Settings = Callable[[], dict[str, str]]
 

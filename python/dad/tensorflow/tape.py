@@ -10,8 +10,8 @@ import tensorflow as tf
 from dad.arguments import gradient_groups, weights_of
 from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
-from dad.tensorflow.eager_capture import captured
-from dad.tensorflow.factors import Recorder
+from dad.tensorflow.factors.eager_capture import captured
+from dad.tensorflow.factors.find import Recorder
 from dad.tensorflow.gradients import GradientReducer
 from dad.tensorflow.graph import is_eager, plain
 from dad.tensorflow.ops import resource

@@ -12,11 +12,11 @@ from typing import Any, NoReturn
 import torch
 
 from dad._lib import _core
-from dad.agreement import Agreement, Description, common_options
 from dad.basics import Adasum, Max
-from dad.plan_table import plan_rows
+from dad.planning.agreement import Agreement, Description, common_options
+from dad.planning.table import plan_rows
 from dad.process_sets import ProcessSet
-from dad.replicas import Replica, ReplicaCheck
+from dad.state.replicas import Replica, ReplicaCheck
 from dad.torch.compression import compressor
 from dad.torch.naming import Named, describe, new_names
 from dad.torch.ops import allreduce_, allreduce_async_, joins, synchronize

@@ -1,4 +1,4 @@
-"""Tracking of parameters whose gradients are kept as segments (torch_ops/capture.h).
+"""Tracking of parameters whose gradients are kept as segments (torch_ops/capture/capture.h).
 
 Eager code needs nothing more: the dispatcher sees every op. A compiled graph is traced with tensors
 that stand for the parameters, so there Dynamo has to name them. A tracked parameter carries a mark;

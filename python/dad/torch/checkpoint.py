@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from dad.all_ranks import AllRanks, replacing
 from dad.process_sets import ProcessSet, global_process_set
-from dad.state_bytes import from_bytes, to_bytes
-from dad.states import merge
+from dad.state.all_ranks import AllRanks, replacing
+from dad.state.state_bytes import from_bytes, to_bytes
+from dad.state.states import merge
 
 _FORMAT = "dad checkpoint 1"
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dad import compression as _methods
-from dad.compression import PerLayer
+from dad.methods import compression as _methods
+from dad.methods.compression import PerLayer
 
 
 class NoneCompressor(_methods.NoCompression):

@@ -10,11 +10,11 @@ from typing import Any
 
 import torch
 
-from dad import compression as _methods
-from dad import planner
-from dad.link import bytes_per_second, product_rate
-from dad.plan_table import plan_rows
-from dad.planned_methods import planned_method
+from dad.methods import compression as _methods
+from dad.methods.planned import planned_method
+from dad.planning import planner
+from dad.planning.link import bytes_per_second, product_rate
+from dad.planning.table import plan_rows
 from dad.torch import capture
 from dad.torch.compression import compressor
 from dad.torch.observe import layers_of, observe, observing_mode

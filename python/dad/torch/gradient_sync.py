@@ -37,19 +37,19 @@ from typing import Any
 import torch
 from torch.nn.parameter import is_lazy
 
-from dad import planner
-from dad.agreement import Agreement, Description, common_options
 from dad.basics import Average, Sum
-from dad.circle import Circle, Place, as_hosts, circle_of
-from dad.compression import Exact
 from dad.errors import MismatchError
-from dad.link import measure_costs
 from dad.log import log
-from dad.planned_methods import looks_at_variance, planned_method, warm_up_steps
+from dad.methods.compression import Exact
+from dad.methods.planned import looks_at_variance, planned_method, warm_up_steps
+from dad.planning import planner
+from dad.planning.agreement import Agreement, Description, common_options
+from dad.planning.circle import Circle, Place, as_hosts, circle_of
+from dad.planning.link import measure_costs
 from dad.process_sets import ProcessSet
-from dad.replicas import Replica, ReplicaCheck
-from dad.state_keeper import StateKeeper
-from dad.states import lost_on_load, saved_shares
+from dad.state.keeper import StateKeeper
+from dad.state.replicas import Replica, ReplicaCheck
+from dad.state.states import lost_on_load, saved_shares
 from dad.torch import capture, grad_scaler, hooks, ops, pending_grad
 from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight

@@ -1,4 +1,4 @@
-"""Shapes for tracing, and gradients, of the ops in torch_ops/register.cc.
+"""Shapes for tracing, and gradients, of the ops in torch_ops/ops/register.cc.
 
 With these torch.compile keeps a collective in its graph. The gradients are Horovod's: that of
 allgather and broadcast is the mean over ranks, that of reducescatter with Average is the gathered

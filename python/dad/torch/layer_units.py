@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from dad.kinds import Sends
 from dad.log import log
-from dad.planned_methods import looks_at_variance
-from dad.planner import Choice, Link
-from dad.states import keeps_gradients
+from dad.methods.kinds import Sends
+from dad.methods.planned import looks_at_variance
+from dad.planning.planner import Choice, Link
+from dad.state.states import keeps_gradients
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
 from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows, versions
@@ -32,7 +32,7 @@ _TOO_LARGE = 4
 _RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if nobody knows
 
 
-# Activations whose derivative is found from what went into them (dad_core/exchange/activation.h).
+# Activations whose derivative is found from what went into them (dad_core/exchange/layer/activation.h).
 _FROM_INPUT = {"gelu", "gelu_tanh", "silu"}
 # A part of a gradient that came formed, and the sum of the squares of its samples.
 _Part = tuple[torch.Tensor | None, torch.Tensor | None]

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from dad.planned_methods import looks_at_variance
-from dad.planner import Layer, Link, Observation
+from dad.methods.planned import looks_at_variance
+from dad.planning.planner import Layer, Link, Observation
 from dad.torch._load import _torch
 from dad.torch.slots import Slot, as_matrix
 

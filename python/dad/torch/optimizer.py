@@ -13,14 +13,14 @@ from typing import Any, NoReturn
 
 import torch
 
-from dad import compression as _methods
 from dad._lib import _core
 from dad.arguments import set_id
 from dad.basics import Adasum, Average, Sum, rank, size
 from dad.log import log
-from dad.plan_table import method_name, plan_rows
-from dad.plan_text import PlanPrinter
-from dad.planned_methods import has_planned_method
+from dad.methods import compression as _methods
+from dad.methods.planned import has_planned_method
+from dad.planning.table import method_name, plan_rows
+from dad.planning.text import PlanPrinter
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
 from dad.torch.adasum import DeltaOptimizer

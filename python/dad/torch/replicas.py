@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dad._lib import _core
-from dad.replicas import Cures, raise_unless_equal
+from dad.state.replicas import Cures, raise_unless_equal
 from dad.torch.functions import allgather_object
 
 CURES = Cures(

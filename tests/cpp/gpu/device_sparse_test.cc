@@ -9,7 +9,7 @@
 
 #include "exchange/device/bench.h"
 #include "exchange/exchange.h"
-#include "exchange/state_store.h"
+#include "exchange/feedback/state_store.h"
 #include "method_job.h"
 
 namespace dad {

@@ -2,7 +2,7 @@
 // that go by MPI.
 #include "dad/plugins.h"
 #include "tests/cpp/mpi/rank_fixture.h"
-#include "tests/cpp/transport_collectives.h"
+#include "tests/cpp/transport/transport_collectives.h"
 
 namespace dad {
 namespace {

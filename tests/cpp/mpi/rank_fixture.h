@@ -8,7 +8,7 @@
 #include <memory>
 #include <string>
 
-#include "tests/cpp/transport_fixture.h"
+#include "tests/cpp/transport/transport_fixture.h"
 
 namespace dad {
 

@@ -9,8 +9,8 @@
 #include <algorithm>
 #include <functional>
 
-#include "capture.h"
 #include "fake_torch_device.h"
+#include "torch_ops/capture/capture.h"
 
 namespace dad_torch {
 namespace {

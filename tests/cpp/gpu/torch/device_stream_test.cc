@@ -1,14 +1,14 @@
 // torch's side of device tensors, with a torch for the CPU that is given a device that plays on the
 // recording fake. Shows that the ops record, wait and allocate on the streams that torch calls
 // current; not that a CUDA build of torch does the same.
-#include "device_stream.h"
+#include "torch_ops/device/device_stream.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <gtest/gtest.h>
 
 #include "fake_torch_device.h"
-#include "tensor_adapter.h"
+#include "torch_ops/ops/tensor_adapter.h"
 
 namespace dad_torch {
 namespace {

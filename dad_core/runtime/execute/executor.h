@@ -1,0 +1,153 @@
+// Runs the rounds of batches: asks each exchange for its bytes, sends one fused
+// message per peer, hands back what came. Any number of batches is in flight, and
+// they do not wait for each other. Worker only.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+#include "dad/engine.h"
+#include "exchange/exchange.h"
+#include "runtime/device/device_lane.h"
+#include "runtime/lane/wire_out.h"
+#include "runtime/request_state.h"
+#include "wire/message.h"
+
+namespace dad {
+
+// One tensor (or a slice of it) in a batch.
+struct BatchPart {
+  std::shared_ptr<Exchange> exchange;
+  std::shared_ptr<RequestState> request;  // null: this rank has joined
+  int tensor = 0;
+};
+
+// What an exchange gets of a request; valid while the request is.
+StepInput InputOf(RequestState& request, int tensor);
+
+struct TensorTraffic {
+  int64_t steps = 0;
+  int64_t sent = 0;
+  int64_t received = 0;
+  int64_t device = 0;
+  int64_t dense = 0;
+  double effective = -1.0;  // of the last step
+  double seconds = 0.0;
+  // Of these, since the name began to stand for this kind and method: a weight is broadcast and
+  // warms up densely under the name of its gradient.
+  OpKind kind = OpKind::kAllReduce;
+  Method method;
+  RecentTraffic recent;
+  WorstStep worst;
+};
+
+class Executor {
+ public:
+  // `done` is told when a request has lost its last part.
+  // `ranks`: of the members.
+  Executor(int member, std::vector<int> ranks, WireOut* wire,
+           std::function<void(const std::shared_ptr<RequestState>&)> done);
+  ~Executor();
+
+  // Begins a batch and sends its first round. `signature` is what all ranks
+  // believe the batch to be.
+  void Start(uint64_t id, uint64_t signature, std::vector<BatchPart> parts, const Group& group);
+
+  void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
+  // `member` has left a batch and will send nothing more of it.
+  void OnLeft(int member, const MessageHeader& header, AlignedBuffer payload);
+  void OnSent(uint64_t id);
+  // Batches whose next bytes a device is making, and a look at them: no thread waits for it.
+  bool holds() const { return !held_.empty(); }
+  void SendHeld();
+  // A batch that devices exchange is on the device, or has failed.
+  void OnDevice(const DeviceOutcome& outcome);
+
+  // Takes back a batch of which no round was received; its requests are returned. They must not end
+  // while they are `leaving`: `done` is told of one that has `ended` by then.
+  std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
+  // True while some batch in flight has a part of the request.
+  bool Carries(const std::shared_ptr<RequestState>& request) const;
+  // Drops messages of batches that never started here and never will.
+  void DropEarly(const std::function<bool(uint64_t id)>& drop);
+
+  // `member` will send nothing more: what cannot finish without it fails. Members that need
+  // something of ours for it, and have no other way to know, are told (kLeft).
+  void MemberGone(int member, const Status& why);
+  // No batch starts here any more: members that send something of one are told (kLeft).
+  void StartNoMore(const Status& why);
+  // All members leave what they have begun; some of it may be on its way yet.
+  void LeaveAll(const Status& why);
+  bool busy() const { return !running_.empty(); }
+  // Messages of batches that have not started here.
+  size_t num_unread() const;
+  // When the transport is closed, and touches nobody's memory.
+  void FailAll(const Status& why);
+
+  // Members that some batch waits for.
+  std::vector<bool> Awaited() const;
+  // Requests whose batch has waited for some member since before `since`.
+  struct Late {
+    std::shared_ptr<RequestState> request;
+    std::vector<int> members;
+  };
+  std::vector<Late> LateSince(std::chrono::steady_clock::time_point since) const;
+
+  const std::map<std::string, TensorTraffic>& traffic() const { return traffic_; }
+  void ResetTraffic() { traffic_.clear(); }
+
+ private:
+  struct Share {
+    bool arrived = false;
+    bool in_place = false;  // written where the exchange said
+    AlignedBuffer payload;
+    size_t num_bytes = 0;
+    std::chrono::steady_clock::time_point at;  // when it came
+  };
+  struct Batch;
+  struct Early {
+    int member;
+    MessageHeader header;
+    AlignedBuffer payload;
+    std::chrono::steady_clock::time_point at;
+  };
+
+  bool SendOrHold(Batch& batch);
+  Result<bool> ReadyToSend(Batch& batch);
+  Status SendRound(Batch& batch);
+  void OfferDestinations(Batch& batch);
+  void ExpectNothingFromSilent(Batch& batch);
+  bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload,
+              std::chrono::steady_clock::time_point at);
+  void NoteRound(const Batch& batch);
+  void Advance(Batch& batch);
+  Status ReceiveRound(Batch& batch);
+  Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
+  void Finish(Batch& batch);
+  void Leave(Batch& batch);
+  void LeaveAndTell(Batch& batch, const Status& why, const std::function<bool(int member)>& knows);
+  void TellLeft(int member, uint64_t id, uint64_t signature, const Status& why);
+  void ReleaseWhenUnused(Batch& batch);
+  void Release(Batch& batch);
+  void EndPart(BatchPart& part, const Status& status);
+
+  const int member_;
+  const std::vector<int> ranks_;
+  const int num_members_;
+  WireOut* const wire_;
+  const std::function<void(const std::shared_ptr<RequestState>&)> done_;
+  std::unordered_map<uint64_t, std::unique_ptr<Batch>> running_;
+  std::unordered_map<uint64_t, std::vector<Early>> early_;
+  std::unordered_set<uint64_t> left_;  // batches; messages of them may still come
+  Status start_no_more_;               // not OK: why
+  std::vector<uint64_t> held_;
+  std::map<std::string, TensorTraffic> traffic_;
+};
+
+}  // namespace dad

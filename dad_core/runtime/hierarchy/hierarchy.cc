@@ -1,0 +1,620 @@
+#include "dad/hierarchy.h"
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <cstring>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "linalg/reduce.h"
+#include "runtime/hierarchy/host_pieces.h"
+#include "runtime/request_state.h"
+#include "util/aligned_buffer.h"
+
+namespace dad {
+
+std::vector<int> HostPlan::Leaders() const {
+  std::vector<int> leaders;
+  for (const std::vector<int>& host : hosts) leaders.push_back(host.front());
+  return leaders;
+}
+
+const std::vector<int>& HostPlan::HostOf(int rank) const {
+  static const std::vector<int> kNone;
+  for (const std::vector<int>& host : hosts) {
+    if (std::find(host.begin(), host.end(), rank) != host.end()) return host;
+  }
+  return kNone;
+}
+
+HostPlan PlanHosts(std::span<const std::string> hostname_of_rank) {
+  HostPlan plan;
+  std::vector<std::string> names;
+  for (size_t rank = 0; rank < hostname_of_rank.size(); ++rank) {
+    const auto found = std::find(names.begin(), names.end(), hostname_of_rank[rank]);
+    const auto host = static_cast<size_t>(found - names.begin());
+    if (found == names.end()) {
+      names.push_back(hostname_of_rank[rank]);
+      plan.hosts.emplace_back();
+    }
+    plan.hosts[host].push_back(static_cast<int>(rank));
+  }
+  return plan;
+}
+
+// Requests that are on their way.
+class Hierarchy::OpenClimbs {
+ public:
+  void Add(const std::shared_ptr<Ticket>& climb) {
+    const std::lock_guard lock(mutex_);
+    open_.emplace(climb.get(), climb);
+  }
+  void Remove(const Ticket* climb) {
+    std::function<void()> then;
+    {
+      const std::lock_guard lock(mutex_);
+      open_.erase(climb);
+      if (!open_.empty()) return;
+      then = std::exchange(then_, nullptr);
+    }
+    if (then) then();
+  }
+  void WhenNone(std::function<void()> then) {
+    std::vector<std::shared_ptr<Ticket>> open;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [at, climb] : open_) {
+        if (auto alive = climb.lock()) open.push_back(std::move(alive));
+      }
+      if (!open.empty()) then_ = std::move(then);
+    }
+    if (open.empty()) return then();
+    // Nothing else will come that they could wait for.
+    for (const auto& climb : open) climb->UserWaits();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<const Ticket*, std::weak_ptr<Ticket>> open_;
+  std::function<void()> then_;
+};
+
+// Names of which all ranks know that they go from host to host. By name alone: what else differs is
+// seen inside a host, where a rank that met all others again would be waited for.
+class Hierarchy::AgreedNames {
+ public:
+  bool Has(const std::string& name) const {
+    const std::lock_guard lock(mutex_);
+    return names_.contains(name);
+  }
+  void Add(const std::string& name) {
+    const std::lock_guard lock(mutex_);
+    names_.insert(name);
+  }
+  void Clear() {
+    const std::lock_guard lock(mutex_);
+    names_.clear();
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<std::string> names_;
+};
+
+// One request on its way: inside the host, across, inside again. Each step is submitted when the
+// one before is done, by the thread that says so; nobody waits in between.
+//
+// Ranks that have joined bring nothing to a step, and need none of it. Where that is a leader, it
+// does not take its host's sum across: what its other ranks have is an orphan. They see who was
+// absent inside the host, other leaders that this one was across, and then all that are left meet
+// once more: orphans are added to what came of the others. They go without a method, since its
+// state is the leader's; nothing is lost, and Average divides by all ranks as ever. A rank joins
+// when its own requests are through (WhenIdle), so that nobody takes one who is on his way for
+// absent. Because of that last step, a failure has to be told there, too.
+class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_this<Climb> {
+ public:
+  Climb(const Hierarchy& hierarchy, Request request, std::vector<HostPiece> pieces)
+      : engine_(hierarchy.engine_),
+        plan_(hierarchy.plan_),
+        host_(hierarchy.host_),
+        open_(hierarchy.open_),
+        agreed_(hierarchy.agreed_),
+        host_set_(hierarchy.host_set_),
+        leader_set_(hierarchy.leader_set_),
+        leads_(hierarchy.leads()),
+        request_(std::move(request)),
+        pieces_(std::move(pieces)) {}
+
+  // The first of its name meets those who would go between all ranks by themselves: an allgather,
+  // or exact factors. They would wait for each other for ever, in sets of their own.
+  void Start() {
+    open_->Add(shared_from_this());
+    if (!request_.recurring || agreed_->Has(request_.name)) return Up(nullptr);
+    Request request;
+    request.name = request_.name;
+    request.op = request_.op;
+    request.terms = TermsOf(request_);
+    request.stream = request_.stream;
+    request.step = request_.step;
+    request.recurring = false;
+    request.tensors.emplace_back();
+    request.tensors[0].input.shape = request.tensors[0].output.shape = {0};
+    Follow(std::move(request), &Climb::Agreed);
+  }
+  void Agreed(const Ticket*) {
+    agreed_->Add(request_.name);
+    Up(nullptr);
+  }
+  void Up(const Ticket*) {
+    if (host_set_ < 0) return Across(nullptr);  // its own sum
+    Follow(Inside(OpKind::kAllReduce, "host"), &Climb::Across);
+  }
+  void Fail(const Status& why) { End(why); }
+
+  bool Done() override {
+    std::unique_lock lock(mutex_);
+    if (ended_) return true;
+    const std::shared_ptr<Ticket> step = step_;
+    lock.unlock();
+    if (step) (void)step->Done();  // it is looked at: the step should know
+    return false;
+  }
+
+  Status Wait(std::chrono::milliseconds timeout) override {
+    UserWaits();
+    const auto deadline = std::chrono::steady_clock::now() + timeout;
+    Status late = Status::Timeout("\"" + request_.name + "\": not finished in the time given");
+    std::unique_lock lock(mutex_);
+    while (!ended_) {
+      const std::shared_ptr<Ticket> step = step_;
+      const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+          deadline - std::chrono::steady_clock::now());
+      if (timeout.count() >= 0 && left.count() <= 0) return late;
+      lock.unlock();
+      // The step is told that a user waits for it.
+      if (step) {
+        Status status = step->Wait(
+            timeout.count() < 0 ? timeout : std::max(left, std::chrono::milliseconds(1)));
+        if (!status.ok()) late = std::move(status);  // says who is waited for
+      }
+      lock.lock();
+      // The one who was told first puts the next step here.
+      const auto moved_on = [&] { return ended_ || step_ != step; };
+      if (timeout.count() < 0) {
+        changed_.wait(lock, moved_on);
+      } else {
+        changed_.wait_until(lock, deadline, moved_on);
+      }
+    }
+    std::shared_ptr<void> released = std::move(request_.keep_alive);
+    const Status status = status_;
+    lock.unlock();
+    return status;
+  }
+
+  // Counts for the steps that are still to come, too.
+  void UserWaits() override {
+    std::unique_lock lock(mutex_);
+    user_waits_ = true;
+    const std::shared_ptr<Ticket> step = step_;
+    lock.unlock();
+    if (step) step->UserWaits();
+  }
+
+  bool Rejected() const override {
+    const std::lock_guard lock(mutex_);
+    return ended_ && status_.code() == StatusCode::kInvalidArgument;
+  }
+
+  void OnDone(std::function<void(const Status&)> done) override {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!ended_) {
+        callback_ = std::move(done);
+        return;
+      }
+    }
+    done(status_);
+  }
+
+  const std::vector<int64_t>& received_splits() const override { return none_; }
+  int64_t value() const override { return verdict_[kValue]; }
+  DeviceEvent done_event() const override { return event_; }
+
+ private:
+  using Next = void (Climb::*)(const Ticket*);
+
+  Request Inside(OpKind kind, const char* step) const {
+    Request request;
+    request.name = request_.name + "." + step;
+    request.kind = kind;
+    request.process_set = host_set_;
+    request.root_rank = kind == OpKind::kBroadcast ? host_.front() : -1;
+    request.stream = request_.stream;
+    request.recurring = request_.recurring;
+    request.op = OpOfSteps();
+    request.terms = TermsOf(request_);
+    for (const HostPiece& piece : pieces_) {
+      if (kind == OpKind::kBroadcast && !piece.result) continue;
+      Contribution tensor;
+      tensor.input = kind == OpKind::kAllReduce ? piece.input : piece.output;
+      tensor.output = piece.output;
+      request.tensors.push_back(std::move(tensor));
+    }
+    return request;
+  }
+
+  ReduceOp OpOfSteps() const {
+    return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
+  }
+
+  // The sums of the hosts, in the outputs by now. Scaling is left to this step.
+  void Across(const Ticket* before) {
+    if (before != nullptr && IsAbsent(before, host_.front())) {
+      const auto lives = [&](int rank) { return !IsAbsent(before, rank); };
+      const int deputy = *std::find_if(host_.begin(), host_.end(), lives);
+      const bool brings = deputy == engine_.world().rank || OpOfSteps() != ReduceOp::kSum;
+      return Together(brings ? Part::kOrphan : Part::kNone);
+    }
+    if (!leads_) return Judge(nullptr);
+    Request request = request_;
+    request.name = NameAcross(request_.name);
+    request.terms = TermsOf(request_);
+    request.process_set = leader_set_;
+    const auto ranks = static_cast<double>(engine_.world().size);
+    if (request_.op == ReduceOp::kAverage && request_.method.none()) {
+      request.op = ReduceOp::kSum;
+      request.postscale /= ranks;
+    } else if (request_.op == ReduceOp::kAverage) {
+      // What a method keeps is then what it would keep of a job with one rank per host, and a
+      // checkpoint of the one can be taken over by the other.
+      request.prescale *= static_cast<double>(plan_.hosts.size()) / ranks;
+    }
+    request.keep_alive = nullptr;
+    for (Contribution& tensor : request.tensors) {
+      if (before == nullptr) break;
+      if (tensor.layers.empty()) tensor.input = tensor.output;
+      for (LayerInput& layer : tensor.layers) {
+        layer.dense.data = layer.output.data;
+        layer.dense_bias.data = layer.output_bias.data;
+      }
+    }
+    Follow(std::move(request), &Climb::Judge);
+  }
+
+  // The ranks of this host did not agree, and other hosts wait for it: they are to hear of it, and
+  // do by what differs from theirs.
+  void Withdraw(const Status& why) {
+    why_ = why;
+    if (!leads_) return WithdrawFromAll();
+    Refuse(NameAcross(request_.name), leader_set_, [](Climb& self) { self.WithdrawFromAll(); });
+  }
+
+  void WithdrawFromAll() {
+    // Wrong use, of which other ranks may know nothing.
+    if (why_.code() == StatusCode::kInvalidArgument) return End(why_);
+    Refuse(NameOfAll(), 0, [](Climb& self) { self.End(self.why_); });
+  }
+
+  void Refuse(const std::string& name, int process_set, void (*then)(Climb&)) {
+    Request request;
+    request.name = name;
+    request.process_set = process_set;
+    request.stream = request_.stream;
+    request.recurring = false;
+    request.tensors.emplace_back();
+    request.tensors[0].input.dtype = request.tensors[0].output.dtype = DType::kUint8;
+    request.tensors[0].input.shape = request.tensors[0].output.shape = {0};
+    const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
+    step->OnDone([self = shared_from_this(), step, then](const Status&) { then(*self); });
+  }
+
+  // What hosts could not agree on is an error in all of a host, of which one rank only has seen it;
+  // and what the method found is for all to know.
+  void Judge(const Ticket* across) {
+    if (across != nullptr && verdict_[kFailed] == 0) {
+      verdict_[kValue] = OfAllRanks(across->value());
+      const std::vector<int> leaders = plan_.Leaders();
+      const auto lives = [&](int rank) { return !IsAbsent(across, rank); };
+      verdict_[kMissing] = std::all_of(leaders.begin(), leaders.end(), lives) ? 0 : 1;
+      speaks_ = *std::find_if(leaders.begin(), leaders.end(), lives) == engine_.world().rank;
+    }
+    if (host_set_ < 0) return verdict_[kFailed] == 0 ? AtLast(nullptr) : WithdrawFromAll();
+    Request request = Inside(OpKind::kBroadcast, "verdict");
+    request.tensors.resize(1);
+    TensorView& view = request.tensors[0].input;
+    view = TensorView();
+    view.data = verdict_.data();
+    view.dtype = DType::kInt64;
+    view.shape = {static_cast<int64_t>(verdict_.size())};
+    request.tensors[0].output = view;
+    Follow(std::move(request), &Climb::Down);
+  }
+
+  // A rank that the value names is one of the leaders.
+  int64_t OfAllRanks(int64_t value) const {
+    const int64_t leader = (value >> kRankShift) - 1;
+    if (value < 0 || leader < 0 || leader >= static_cast<int64_t>(plan_.hosts.size())) return value;
+    const int64_t flags = value & ((int64_t{1} << kRankShift) - 1);
+    return (int64_t{plan_.hosts[static_cast<size_t>(leader)].front()} + 1) << kRankShift | flags;
+  }
+
+  void Down(const Ticket*) {
+    if (verdict_[kFailed] != 0) {
+      if (!leads_) {
+        why_ = Status::FailedPrecondition("\"" + request_.name + "\": rank " +
+                                          std::to_string(host_.front()) +
+                                          " could not exchange it with other hosts");
+      }
+      return WithdrawFromAll();
+    }
+    Follow(Inside(OpKind::kBroadcast, "down"), &Climb::AtLast);
+  }
+
+  void AtLast(const Ticket*) {
+    if (verdict_[kMissing] == 0) return Finish(nullptr);
+    Together(speaks_ ? Part::kResult : Part::kNone);
+  }
+
+  // What a rank brings to the last step: of each sum one rank does, of a maximum all may.
+  enum class Part { kNone, kResult, kOrphan };
+
+  void Together(Part part) {
+    const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
+    const double scale = request_.prescale * request_.postscale * average;
+    Request request;
+    request.name = NameOfAll();
+    request.op = OpOfSteps();
+    request.terms = TermsOf(request_);
+    request.stream = request_.stream;
+    request.recurring = false;
+    for (const HostPiece& piece : pieces_) {
+      if (!piece.result) continue;
+      if (const char* why = NeedsLeaders(piece.output, scale)) {
+        return End(Status::FailedPrecondition("\"" + request_.name +
+                                              "\": a rank that leads its host has joined, and " +
+                                              why + "; unset HOROVOD_HIERARCHICAL_ALLREDUCE"));
+      }
+      Contribution tensor;
+      tensor.output = tensor.input = piece.output;
+      if (part == Part::kOrphan) Scale(piece.output, scale);
+      if (part == Part::kOrphan && piece.out > 0) Transpose(piece.output, piece.out);
+      if (part == Part::kNone && request.op == ReduceOp::kSum) tensor.input = Zeros(piece.output);
+      request.tensors.push_back(std::move(tensor));
+    }
+    if (!request_.method.none()) {
+      // What the method found: orphans have not heard it.
+      verdict_[kValue] = part == Part::kResult ? verdict_[kValue] + 1 : 0;
+      Contribution value;
+      value.input.data = &verdict_[kValue];
+      value.input.dtype = DType::kInt64;
+      value.input.shape = {1};
+      value.output = value.input;
+      request.tensors.push_back(std::move(value));
+    }
+    Follow(std::move(request), &Climb::Reunited);
+  }
+
+  void Reunited(const Ticket*) {
+    if (!request_.method.none()) --verdict_[kValue];
+    Finish(nullptr);
+  }
+
+  static void Scale(const TensorView& values, double scale) {
+    if (scale == 1.0) return;
+    const void* const from[] = {values.data};
+    ReduceInRankOrder(from, values.data, values.num_elements(), values.dtype, ReduceOp::kSum, scale,
+                      1.0, 1);
+  }
+
+  // out × in becomes in × out.
+  static void Transpose(const TensorView& values, int64_t out) {
+    const size_t size = SizeOf(values.dtype);
+    const int64_t in = values.num_elements() / out;
+    auto* const to = static_cast<std::byte*>(values.data);
+    const std::vector<std::byte> from(to, to + values.num_bytes());
+    for (int64_t i = 0; i < out; ++i) {
+      for (int64_t j = 0; j < in; ++j) {
+        std::memcpy(to + static_cast<size_t>(j * out + i) * size,
+                    from.data() + static_cast<size_t>(i * in + j) * size, size);
+      }
+    }
+  }
+
+  TensorView Zeros(const TensorView& like) {
+    TensorView view = like;
+    AlignedBuffer& memory = zeros_.emplace_back(like.num_bytes());
+    if (memory.size() > 0) std::memset(memory.data(), 0, memory.size());
+    view.data = memory.data();
+    return view;
+  }
+
+  // Why orphans of this kind cannot come later than the others; null: they can.
+  const char* NeedsLeaders(const TensorView& values, double scale) const {
+    if (values.device != DeviceType::kCpu) return "sums on devices need it";
+    if (request_.op == ReduceOp::kProduct) return "products need it";
+    if (scale != 1.0 && !IsFloating(values.dtype)) return "an average of integers is made at once";
+    return nullptr;
+  }
+
+  static bool IsAbsent(const Ticket* step, int rank) {
+    const auto* state = dynamic_cast<const RequestState*>(step);
+    return state != nullptr &&
+           std::find(state->absent.begin(), state->absent.end(), rank) != state->absent.end();
+  }
+
+  std::string NameOfAll() const { return request_.name + ".orphans"; }
+
+  void Finish(const Ticket*) { End(Status::Ok()); }
+
+  // Each step comes after the one before on the device, too.
+  void Follow(Request request, Next next) {
+    const DeviceEvent event = event_;
+    if (event != nullptr) {
+      for (Contribution& tensor : request.tensors) {
+        tensor.input.ready_event = tensor.output.ready_event = event.get();
+        for (LayerInput& layer : tensor.layers) {
+          for (TensorView* view : {&layer.dense, &layer.dense_bias, &layer.dense_square,
+                                   &layer.dense_bias_square, &layer.output, &layer.output_bias}) {
+            view->ready_event = event.get();
+          }
+        }
+      }
+    }
+    // The user's tensors, and the event, as long as the step needs them.
+    using Both = std::pair<std::shared_ptr<void>, DeviceEvent>;
+    request.keep_alive = std::make_shared<Both>(request_.keep_alive, event);
+    const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
+    bool user_waits = false;
+    {
+      const std::lock_guard lock(mutex_);
+      step_ = step;
+      user_waits = user_waits_;
+    }
+    changed_.notify_all();
+    if (user_waits) step->UserWaits();
+    step->OnDone([self = shared_from_this(), step, next](const Status& status) {
+      if (DeviceEvent done = step->done_event()) self->event_ = std::move(done);
+      if (!status.ok() && next == &Climb::Judge) {
+        self->why_ = status;
+        self->verdict_[kFailed] = 1;
+      } else if (!status.ok()) {
+        return next == &Climb::Across ? self->Withdraw(status) : self->End(status);
+      }
+      (self.get()->*next)(step.get());
+    });
+  }
+
+  void End(const Status& status) {
+    std::function<void(const Status&)> callback;
+    {
+      const std::lock_guard lock(mutex_);
+      status_ = status;
+      ended_ = true;
+      callback = std::move(callback_);
+    }
+    changed_.notify_all();
+    if (callback) callback(status);
+    open_->Remove(this);
+  }
+
+  static constexpr size_t kFailed = 0;
+  static constexpr size_t kValue = 1;
+  static constexpr size_t kMissing = 2;  // some leader has joined
+
+  Engine& engine_;
+  const HostPlan plan_;
+  const std::vector<int> host_;
+  const std::shared_ptr<OpenClimbs> open_;
+  const std::shared_ptr<AgreedNames> agreed_;
+  const int host_set_;
+  const int leader_set_;
+  const bool leads_;
+  Request request_;
+  const std::vector<HostPiece> pieces_;
+  const std::vector<int64_t> none_;
+
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  std::shared_ptr<Ticket> step_;
+  bool user_waits_ = false;
+  bool ended_ = false;
+  Status status_;
+  std::function<void(const Status&)> callback_;
+  // Of one step after the other.
+  DeviceEvent event_;
+  std::array<int64_t, 3> verdict_ = {0, -1, 0};
+  bool speaks_ = false;  // for all hosts that have exchanged
+  Status why_;
+  std::deque<AlignedBuffer> zeros_;
+};
+
+Hierarchy::Hierarchy(Engine& engine, HostPlan plan)
+    : engine_(engine),
+      plan_(std::move(plan)),
+      host_(plan_.HostOf(engine.world().rank)),
+      open_(std::make_shared<OpenClimbs>()),
+      agreed_(std::make_shared<AgreedNames>()) {}
+
+Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan,
+                                                   std::chrono::milliseconds timeout) {
+  std::unique_ptr<Hierarchy> made(new Hierarchy(engine, std::move(plan)));
+  const auto everybody = static_cast<size_t>(engine.world().size);
+  if (made->host_.empty()) return Status::InvalidArgument("a plan of hosts without this rank");
+  // A set of all ranks, or of this one alone, needs none.
+  const auto add = [&](const std::vector<int>& ranks) -> Result<int> {
+    if (ranks.size() == everybody) return 0;
+    Request request;
+    request.kind = OpKind::kAddProcessSet;
+    request.name = kHiddenSet + ToString(Shape(ranks.begin(), ranks.end()));
+    request.ranks = ranks;
+    request.recurring = false;
+    const std::shared_ptr<Ticket> ticket = engine.Submit(std::move(request));
+    DAD_RETURN_IF_ERROR(ticket->Wait(timeout));
+    return static_cast<int>(ticket->value());
+  };
+  for (const std::vector<int>& host : made->plan_.hosts) {
+    if (host.size() == 1) continue;
+    const Result<int> set = add(host);
+    if (!set.ok()) return set.status();
+    if (host == made->host_) made->host_set_ = set.value();
+  }
+  if (made->plan_.hosts.size() > 1) {
+    const Result<int> set = add(made->plan_.Leaders());
+    if (!set.ok()) return set.status();
+    made->leader_set_ = set.value();
+  }
+  return made;
+}
+
+std::string Hierarchy::NameAcross(const std::string& name) { return name + ".hosts"; }
+
+void Hierarchy::AllHaveJoined() { agreed_->Clear(); }
+
+// Steps do not show it all, and only leaders take all of them.
+std::string Hierarchy::TermsOf(const Request& request) {
+  std::ostringstream terms;
+  terms << Name(request.op) << ", prescale " << request.prescale << ", postscale "
+        << request.postscale << ", method " << request.method.text();
+  return terms.str();
+}
+
+void Hierarchy::WhenIdle(std::function<void()> then) { open_->WhenNone(std::move(then)); }
+
+bool Hierarchy::leads() const { return host_.front() == engine_.world().rank; }
+
+std::string Hierarchy::NameOfRequest(const std::string& name_of_step) {
+  for (const std::string_view step : {".host", ".hosts", ".verdict", ".down", ".orphans"}) {
+    if (name_of_step.ends_with(step)) {
+      return name_of_step.substr(0, name_of_step.size() - step.size());
+    }
+  }
+  return name_of_step;
+}
+
+std::shared_ptr<Ticket> Hierarchy::Submit(Request request) {
+  Result<std::vector<HostPiece>> pieces = HostPiecesOf(request);
+  if (pieces.ok() && leader_set_ < 0) {
+    // One host: the way up is all there is.
+    return engine_.Submit(std::move(request));
+  }
+  const Status status = pieces.status();
+  const auto climb =
+      std::make_shared<Climb>(*this, std::move(request),
+                              pieces.ok() ? std::move(pieces).value() : std::vector<HostPiece>());
+  if (status.ok()) {
+    climb->Start();
+  } else {
+    climb->Fail(status);
+  }
+  return climb;
+}
+
+}  // namespace dad

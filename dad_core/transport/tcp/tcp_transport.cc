@@ -1,0 +1,127 @@
+#include "transport/tcp/tcp_transport.h"
+
+#include <gloo/rendezvous/context.h>
+
+#include <exception>
+#include <utility>
+
+#include "rendezvous/store.h"
+#include "transport/tcp/local_address.h"
+#include "transport/tcp/socket_pair.h"
+#include "transport/tcp/store_adaptor.h"
+
+namespace dad::tcp {
+namespace {
+
+namespace tcp = ::gloo::transport::tcp;
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> TcpTransport::Connect(const World& world,
+                                                         const Options& options) {
+  std::unique_ptr<TcpTransport> transport(new TcpTransport(world.rank, world.size));
+  DAD_RETURN_IF_ERROR(transport->ConnectMesh(world, options));
+  return std::unique_ptr<Transport>(std::move(transport));
+}
+
+TcpTransport::~TcpTransport() { Close(); }
+
+Status TcpTransport::ConnectMesh(const World& world, const Options& options) {
+  const auto timeout = std::chrono::duration_cast<Millis>(
+      std::chrono::duration<double>(options.start_timeout_seconds));
+  const auto deadline = Clock::now() + timeout;
+
+  Result<std::unique_ptr<Store>> store =
+      OpenStore(world.rendezvous, "dad_gloo_" + world.generation);
+  if (!store.ok()) return store.status();
+  StoreAdaptor adaptor(store.value().get(), rank(), size(), deadline);
+  Result<std::string> address = LocalAddress(world, options.interface);
+  if (!address.ok()) return address.status();
+
+  try {
+    const tcp::attr attr = tcp::CreateDeviceAttr(tcp::attr(address.value().c_str()));
+    std::shared_ptr<::gloo::transport::Device> device =
+        std::make_shared<SocketDevice>(attr, deadline);
+    ::gloo::rendezvous::Context context(rank(), size());
+    context.setTimeout(timeout);
+    context.connectFullMesh(adaptor, device);
+    for (int peer = 0; peer < size(); ++peer) {
+      if (peer == rank()) continue;
+      const int fd = static_cast<SocketPair&>(*context.getPair(peer)).TakeSocket();
+      if (fd < 0) return Status::Aborted("rank " + std::to_string(peer) + " left while connecting");
+      connections_[peer] = std::make_unique<Connection>(
+          fd, peer, &loop_, static_cast<ConnectionListener*>(this), &traffic_);
+    }
+  } catch (const std::exception& error) {
+    if (!adaptor.failure().ok()) return adaptor.failure();
+    return Status::Unavailable("gloo at " + address.value() + ": " + error.what());
+  }
+  for (const auto& connection : connections_) {
+    if (connection != nullptr) connection->Start();
+  }
+
+  // That all our peers are connected does not say that everybody's are.
+  const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now());
+  if (Status met = Barrier(std::max(left, Millis(0))); !met.ok()) {
+    return Status(met.code(), "while connecting: " + met.message());
+  }
+  adaptor.RemoveOwnKeys();
+  return Status::Ok();
+}
+
+TransportCounters TcpTransport::counters() const {
+  return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
+}
+
+// Of those that have carried something: in a ring that is one, and it had the line to itself. Where
+// ranks share hosts, those between hosts count: the others take no line, and are not waited for.
+double TcpTransport::LineRate() const {
+  double between_hosts = 0;
+  double inside = 0;
+  bool any_leaves = false;
+  for (const auto& connection : connections_) {
+    if (connection == nullptr) continue;
+    const bool leaves = connection->leaves_host();
+    any_leaves = any_leaves || leaves;
+    (leaves ? between_hosts : inside) += connection->LineRate();
+  }
+  return any_leaves ? between_hosts : inside;
+}
+
+int64_t TcpTransport::ProgressWith(int peer) const {
+  const auto& connection = connections_[static_cast<size_t>(peer)];
+  return connection == nullptr ? 0 : connection->Progress();
+}
+
+void TcpTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
+                        std::shared_ptr<void> keep) {
+  connections_[peer]->writer().Send(header, std::move(payload), std::move(keep));
+}
+
+Status TcpTransport::Flush(Millis timeout) {
+  const auto deadline = Clock::now() + timeout;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (connections_[peer] != nullptr && !connections_[peer]->writer().WaitUntilTaken(deadline)) {
+      return Status::Timeout("rank " + std::to_string(peer) + " does not take what is sent to it");
+    }
+  }
+  return Status::Ok();
+}
+
+void TcpTransport::Close() {
+  for (const auto& connection : connections_) {
+    if (connection != nullptr) connection->Close();
+  }
+}
+
+std::byte* TcpTransport::OnHeader(int peer, const MessageHeader& header) {
+  return ReserveFor(peer, header);
+}
+
+void TcpTransport::OnMessage(int peer, const MessageHeader& header, AlignedBuffer payload) {
+  DeliverMessage(peer, header, std::move(payload));
+}
+
+void TcpTransport::OnLost(int peer, Status why) { ReportLost(peer, std::move(why)); }
+
+}  // namespace dad::tcp

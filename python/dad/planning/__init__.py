@@ -1,0 +1,1 @@
+"""What is sent how: ranks observe, agree, and plan by the same pure function."""

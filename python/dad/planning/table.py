@@ -1,0 +1,134 @@
+"""What is sent for each tensor, and why: a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from dad.methods.compression import Method
+from dad.planning import planner
+
+
+class Planned(Protocol):
+    """A tensor of which a plan tells."""
+
+    name: str
+    compressor: Any  # what it goes by without a plan
+    method: Any  # one that is planned for, or None
+    planned: bool
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def element_bytes(self) -> int: ...
+
+    @property
+    def floating(self) -> bool: ...
+
+
+def method_name(chosen: Any) -> str:
+    """How a plan calls a compressor."""
+    is_ours = isinstance(chosen, Method) or (isinstance(chosen, type) and issubclass(chosen, Method))
+    if is_ours:
+        return "dense" if chosen.name == "none" else chosen.name
+    return getattr(chosen, "__name__", type(chosen).__name__)
+
+
+def plan_rows(
+    slots: Iterable[Planned],
+    choices: Sequence[planner.Choice],
+    size: int,
+    why: str,
+    measured: dict[str, dict[str, Any]],
+) -> list[dict[str, Any]]:
+    """One row per tensor. Bytes are those that one rank sends in a step, or one host where `size` counts
+    hosts; bytes and ms of tensors that travel together are those of the whole, in the row of the first.
+
+    why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
+    since a tensor took its present method counts: warm-up steps are no part of the plan."""
+    share = 2 * (size - 1) / size
+    places = {}
+    for choice in choices:
+        for i, (name, bias) in enumerate(zip(choice.layers, choice.biases, strict=True)):
+            if not choice.passes[i]:
+                places[name] = (choice, i)
+                if bias is not None:
+                    places[bias] = (choice, -1)
+    rows = []
+    for slot in slots:
+        choice, place = places.get(slot.name, (None, 0))
+        if choice is None or not slot.planned:
+            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name, {})))
+        else:
+            rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0], {})))
+    return rows
+
+
+def _row(
+    slot: Planned, share: float, method: str, why: str, predicted: float, measured: float | None
+) -> dict[str, Any]:
+    dense = share * math.prod(slot.shape) * slot.element_bytes
+    sent = predicted if measured is None else measured
+    return {
+        "name": slot.name,
+        "shape": tuple(slot.shape),
+        "rows": None,  # of factors; a dense tensor has none
+        "method": method,
+        "why": why,
+        "predicted_ms": None,
+        "measured_ms": None,
+        "predicted_bytes": round(predicted),
+        "measured_bytes": None if measured is None else round(measured),
+        "dense_bytes": round(dense),
+        "bytes": round(sent),  # measured, if they are, else predicted
+        "ratio": dense / sent if sent else None,
+    }
+
+
+def _measured_ms(measured: dict[str, Any]) -> float | None:
+    recent = measured.get("recent")
+    return 1e3 * recent["seconds"] / recent["steps"] if recent and recent["steps"] else None
+
+
+def _measured_bytes(measured: dict[str, Any]) -> float | None:
+    """Of a step. What devices move among themselves is not seen at the socket."""
+    recent = measured.get("recent")
+    if not recent or not recent["steps"] or measured.get("device_bytes"):
+        return None
+    # Between hosts, what stays inside does not count, and one rank of each sends the rest.
+    return recent.get("hosts_bytes_sent", recent["wire_bytes_sent"]) / recent["steps"] or None
+
+
+def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, Any]) -> dict[str, Any]:
+    method = method_name(slot.compressor)
+    itemsize = 2 if method in ("fp16", "bf16") and slot.floating else slot.element_bytes
+    if slot.method is not None:
+        method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
+    # Packed, it is fewer than the elements have.
+    predicted = share * math.prod(slot.shape) * itemsize
+    row = _row(slot, share, method, why, predicted, _measured_bytes(measured))
+    row["measured_ms"] = _measured_ms(measured)
+    return row
+
+
+def _planned_row(
+    slot: Planned, share: float, choice: planner.Choice, place: int, measured: dict[str, Any]
+) -> dict[str, Any]:
+    first = next(name for name, _ in choice.own())
+    method, why = planner.describe(choice), choice.why
+    if place == -1:
+        weight = next(n for n, b in zip(choice.layers, choice.biases, strict=True) if b == slot.name)
+        why = f"rides with {weight}"
+    elif slot.name != first:
+        why = f"in the chain that begins with {first}"
+    elif choice.row.reports_part and "effective" in measured:
+        why += f"; {100 * measured['effective']:.3g} % sent in the last step"
+    sent = (choice.num_bytes, _measured_bytes(measured)) if slot.name == first else (0.0, None)
+    row = _row(slot, share, method, why, *sent)
+    row["rows"] = choice.rows if choice.capture != "off" else None
+    if slot.name == first:
+        row["predicted_ms"] = 1e3 * choice.seconds
+        row["measured_ms"] = _measured_ms(measured)
+    return row

@@ -1,0 +1,1 @@
+"""What ranks keep between steps, and whether their replicas are the same."""

@@ -1,0 +1,1 @@
+"""Finds the factors that the gradients of TensorFlow are products of."""
