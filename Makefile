@@ -53,8 +53,9 @@ format:  ## clang-format and ruff, in place
 bench: setup  ## the shorter benchmarks: times against torch.distributed, and bytes
 	@$(VENV)/bin/python benchmarks/run.py
 
-docs: setup  ## docs/options.md, from the table in the core
+docs: setup  ## docs/options.md from the tables of settings; the README's figures from benchmarks/results
 	@$(VENV)/bin/python scripts/gen_options_doc.py
+	@$(VENV)/bin/python scripts/gen_figures.py
 
 wheel: setup  ## a wheel in dist/, for the torch in .venv
 	@rm -rf build/lib.* build/bdist.*

@@ -9,6 +9,10 @@ def test_the_options_page_is_current(source_dir):
     subprocess.run([sys.executable, source_dir / "scripts/gen_options_doc.py", "--check"], check=True)
 
 
+def test_the_figures_of_the_readme_are_those_of_the_results(source_dir):
+    subprocess.run([sys.executable, source_dir / "scripts/gen_figures.py", "--check"], check=True)
+
+
 def test_the_options_page_has_every_variable_that_the_code_reads(source_dir):
     page = (source_dir / "docs/options.md").read_text()
     documented = set(re.findall(r"`((?:DAD|HOROVOD)_[A-Z0-9_]+)`", page))
