@@ -22,17 +22,17 @@ from dad.methods import compression as _methods
 from dad.methods.planned import has_planned_method
 from dad.planning.agreement import Agreement, Description, common_options, named_groups
 from dad.planning.circle import circle_of
+from dad.planning.ranks import RanksOf
 from dad.planning.table import plan_rows
 from dad.planning.text import PlanPrinter
 from dad.process_sets import ProcessSet
 from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state.state_bytes import for_rank, to_bytes
-from dad.state.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
 from dad.torch.naming import describe
-from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, joins, synchronize
+from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
 from dad.torch.replicas import dense as memory_of_each
 from dad.torch.slots import Slot
 
@@ -82,8 +82,9 @@ class GradientReducer:
         self._seen: dict[str, Slot] = {}
         self._printer = PlanPrinter()
         self._waited_seconds = 0.0
-        self._agreement = Agreement(settings.process_set, "torch", joins)
-        self._replicas = ReplicaCheck(settings.process_set, CURES_OF_VARIABLES)
+        ranks = RanksOf(settings.process_set)
+        self._agreement = Agreement(ranks, "torch")
+        self._replicas = ReplicaCheck(ranks, CURES_OF_VARIABLES)
 
     @property
     def process_set(self) -> ProcessSet:
@@ -340,7 +341,7 @@ class MethodReducer(GradientReducer):
 
     def _load_into(self, sync: GradientSync) -> None:
         if self._saved is not None:
-            sync.load(as_tensors(under_names(self._saved, sync.tensors())))
+            sync.load(as_tensors(self._saved))
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         if not all(bool(g.isfinite().all()) for g in gradients if g is not None):

@@ -1,1 +1,4 @@
-"""What is sent how: ranks observe, agree, and plan by the same pure function."""
+"""How the ranks of an optimizer come to follow one plan. Needs no framework.
+
+Not called `dad.plan`: that is a function (dad/__init__.py), and a package would take its place.
+"""

@@ -17,11 +17,10 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dad._lib import _core
-from dad.basics import Adasum, Average, Max, Min, Product, Sum, num_inits, rank
+from dad.basics import Adasum, Average, Max, Min, Product, Sum
 from dad.errors import MismatchError
 from dad.methods.compression import Method
-from dad.process_sets import ProcessSet
+from dad.planning.ranks import Gather, Ranks
 from dad.rank_groups import who_has_what
 
 Facts = dict[str, Any]
@@ -46,22 +45,20 @@ class Description:
 
 
 class Agreement:
-    """Whether the ranks of a process set have made the same of one optimizer.
+    """Whether some ranks have made the same of one optimizer.
 
     framework: told apart from the optimizers of others in the same process.
-    joins: how often all ranks have joined.
     """
 
-    def __init__(self, process_set: ProcessSet, framework: str, joins: Callable[[], int]) -> None:
+    def __init__(self, ranks: Ranks, framework: str) -> None:
         self.name = ""  # the same on all ranks, since the last comparison
-        self._process_set = process_set
+        self._ranks = ranks
         self._framework = framework
-        self._joins = joins
         self._compared_at: tuple[int, int] | None = None
-        self._running: tuple[str, Any] | None = None  # the digest of what is compared, and its exchange
+        self._running: tuple[str, Gather] | None = None  # the digest of what is compared, and its exchange
 
     def is_due(self) -> bool:
-        return self._compared_at != self._epoch()
+        return self._compared_at != self._ranks.epoch
 
     def doubt(self) -> None:
         """Something may have happened that not all ranks know of: they compare again in the next step."""
@@ -75,8 +72,10 @@ class Agreement:
                 return
             self._running[1].wait()  # parameters were added since, on all ranks
         self._compared_at = None
-        self.name = f"{self._framework}.{self._next_number()}"
-        self._running = mine, self._start("settings", [rank(), mine, facts])
+        # Optimizers are numbered in the order in which they are compared, which is that of the first
+        # steps: a rank may have made some that it does not use.
+        self.name = f"{self._framework}.{self._ranks.next_number(self._framework)}"
+        self._running = mine, self._start("settings", [self._ranks.rank_in_job, mine, facts])
 
     def is_over(self, seconds: float) -> bool:
         """Whether all ranks have begun, by then."""
@@ -91,32 +90,16 @@ class Agreement:
         everyone = [json.loads(one) for one in gather.wait()]
         if len({digest for _, digest, _ in everyone}) > 1:
             self._raise(described)
-        self._compared_at = self._epoch()
+        self._compared_at = self._ranks.epoch
         return [facts for *_, facts in everyone]
 
     def _raise(self, described: Description) -> None:
-        gather = self._start("settings.details", [rank(), asdict(described)])
+        gather = self._start("settings.details", [self._ranks.rank_in_job, asdict(described)])
         everyone = [json.loads(one) for one in gather.wait()]
         raise MismatchError(difference({number: Description(**one) for number, one in everyone}))
 
-    def _start(self, what: str, mine: Any) -> Any:
-        data = json.dumps(mine).encode()
-        return _core.BytesGather(f"{what}.{self.name}", data, self._process_set.process_set_id)
-
-    def _epoch(self) -> tuple[int, int]:
-        return num_inits(), self._joins()
-
-    def _next_number(self) -> int:
-        """Optimizers are numbered in the order in which they are compared, which is that of the first steps:
-        a rank may have made some that it does not use. Numbers start again where ranks may have parted."""
-        key = (self._framework, self._process_set.process_set_id)
-        epoch, count = _numbers.get(key, (None, 0))
-        count = count + 1 if epoch == self._epoch() else 1
-        _numbers[key] = (self._epoch(), count)
-        return count
-
-
-_numbers: dict[tuple[str, int | None], tuple[tuple[int, int] | None, int]] = {}
+    def _start(self, what: str, mine: Any) -> Gather:
+        return self._ranks.start_gather(f"{what}.{self.name}", json.dumps(mine).encode())
 
 
 def common_options(*, compression: Any, op: int, **others: Any) -> dict[str, str]:

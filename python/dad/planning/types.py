@@ -43,6 +43,12 @@ class Observation:
     passes: int = 1  # backward passes of a step
     too_large: bool = False  # a sparse form of it was larger than dense
 
+    @staticmethod
+    def from_dict(fields: dict[str, Any]) -> Observation:
+        """Of dataclasses.asdict(), as it comes from another rank."""
+        link = fields["link"]
+        return Observation(**{**fields, "link": Link(**link) if link is not None else None})
+
 
 @dataclass(frozen=True)
 class Layer:

@@ -7,9 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dad._lib import _core
 from dad.planning.planner import Choice, Plan
-from dad.process_sets import ProcessSet
+from dad.planning.ranks import Ranks
 from dad.state.states import Place, Tensors, keeps, keeps_gradients, layout, shares, state
 
 
@@ -32,9 +31,9 @@ class StateKeeper:
     """request_name: how the core calls the request of a tensor."""
 
     def __init__(
-        self, process_set: ProcessSet, stream: int, request_name: Callable[[str], str] = lambda name: name
+        self, ranks: Ranks, stream: int, request_name: Callable[[str], str] = lambda name: name
     ) -> None:
-        self._process_set = process_set
+        self._ranks = ranks
         self._stream = stream
         self._request_name = request_name
         self._choices: dict[str, Choice] = {}  # by which there is a state, by request
@@ -86,23 +85,15 @@ class StateKeeper:
             self._import(name, tensors)
 
     def return_last(self) -> None:
-        _core.return_last(self._process_set.process_set_id, self._stream)
+        self._ranks.return_last(self._stream)
 
     def drop(self) -> None:
-        if self._choices and _core.is_initialized():
-            _core.drop_states(self._process_set.process_set_id, self._stream)
+        if self._choices:
+            self._ranks.drop_states(self._stream)
         self._choices = {}
 
     def _export(self, name: str) -> Tensors:
-        saved = _core.export_state(self._process_set.process_set_id, self._stream, self._request_name(name))
-        return {
-            key: np.frombuffer(bytearray(data), dtype).reshape(shape)
-            for key, dtype, shape, data in saved
-            if data
-        }
+        return self._ranks.export_state(self._stream, self._request_name(name))
 
     def _import(self, name: str, tensors: Tensors) -> None:
-        rows = [
-            (key, tensor.dtype.name, list(tensor.shape), tensor.tobytes()) for key, tensor in tensors.items()
-        ]
-        _core.import_state(self._process_set.process_set_id, self._stream, self._request_name(name), rows)
+        self._ranks.import_state(self._stream, self._request_name(name), tensors)

@@ -17,10 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dad._lib import _core
-from dad.basics import rank
 from dad.errors import ReplicaError
 from dad.log import log
-from dad.process_sets import ProcessSet
+from dad.planning.ranks import Gather, Ranks
 from dad.rank_groups import name_ranks, ranks_by_value, who_has_what
 
 _OFF, _WARN, _RAISE = range(3)
@@ -113,7 +112,7 @@ CURES_OF_VARIABLES = Cures(
 class _Comparison:
     steps: int
     replica: Replica | None
-    gather: Any
+    gather: Gather
 
 
 @dataclass
@@ -123,7 +122,7 @@ class ReplicaCheck:
     steps: that this optimizer has made, the same on all ranks.
     """
 
-    process_set: ProcessSet
+    ranks: Ranks
     cures: Cures
     steps: int = 0
     _mode: int = field(default_factory=mode_from_environment)
@@ -169,10 +168,8 @@ class ReplicaCheck:
             mine = replica()
         except Exception:  # the others wait for this rank's hash
             log.debug("replicas cannot be compared", exc_info=True)
-        packet = [rank(), steps, _FAILED if mine is None else mine.digest()]
-        gather = _core.BytesGather(
-            f"replicas.{name}", json.dumps(packet).encode(), self.process_set.process_set_id
-        )
+        packet = [self.ranks.rank_in_job, steps, _FAILED if mine is None else mine.digest()]
+        gather = self.ranks.start_gather(f"replicas.{name}", json.dumps(packet).encode())
         self._running = _Comparison(steps, mine, gather)
 
     def end(self, name: str) -> None:
@@ -189,14 +186,13 @@ class ReplicaCheck:
             self._equal_after = running.steps
             return
         mine = running.replica
-        packet = [rank(), mine.settings, mine.tensors, sorted(mine.outside)] if mine else [rank(), {}, {}, []]
-        details = _core.gather_bytes(
-            f"replicas.details.{name}", json.dumps(packet).encode(), self.process_set.process_set_id
-        )
+        number = self.ranks.rank_in_job
+        packet = [number, mine.settings, mine.tensors, sorted(mine.outside)] if mine else [number, {}, {}, []]
+        details = self.ranks.gather(f"replicas.details.{name}", json.dumps(packet).encode())
         message = self._describe(running.steps, [json.loads(one) for one in details])
         if message and self._mode == _RAISE:
             raise ReplicaError(message)
-        if message and self.process_set.rank() == 0:
+        if message and self.ranks.rank == 0:
             log.warning("%s. This is said once; DAD_CHECK_REPLICAS=0 turns the check off", message)
 
     def _describe(self, steps: int, everyone: Sequence[Any]) -> str:

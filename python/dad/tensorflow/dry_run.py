@@ -12,8 +12,9 @@ from dad.methods import compression as _methods
 from dad.methods.planned import planned_method
 from dad.planning import planner
 from dad.planning.link import bytes_per_second, product_rate
+from dad.planning.session import layers_of
 from dad.planning.table import plan_rows
-from dad.tensorflow.board import layers_of, observe
+from dad.tensorflow.board import observe
 from dad.tensorflow.exchange import counts_of, pairs_of, tensor_of
 from dad.tensorflow.factors.find import find
 from dad.tensorflow.factors.forms import choose_forms

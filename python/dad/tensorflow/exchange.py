@@ -241,11 +241,10 @@ def tensor_of(name: str, variable: Any, found: Found, method: Any) -> Tensor:
     return Tensor(
         name=name,
         method=method,
-        out=layout.out,
-        columns=layout.columns,
+        matrix=(layout.out, layout.columns),
         shape=(math.prod(variable.shape),) if vector else (layout.out, layout.columns),
         element_bytes=variable.dtype.base_dtype.size,
-        dtype=variable.dtype.base_dtype.name,
+        dtype_name=variable.dtype.base_dtype.name,
     )
 
 

@@ -14,12 +14,13 @@ import torch
 from dad._lib import _core
 from dad.basics import Adasum, Max
 from dad.planning.agreement import Agreement, Description, common_options
+from dad.planning.ranks import RanksOf
 from dad.planning.table import plan_rows
 from dad.process_sets import ProcessSet
 from dad.state.replicas import Replica, ReplicaCheck
 from dad.torch.compression import compressor
 from dad.torch.naming import Named, describe, new_names
-from dad.torch.ops import allreduce_, allreduce_async_, joins, synchronize
+from dad.torch.ops import allreduce_, allreduce_async_, synchronize
 from dad.torch.replicas import CURES, dense, hyperparameters
 from dad.torch.slots import Slot
 
@@ -33,8 +34,9 @@ class DeltaOptimizer:
         self._dad_named = named
         self._dad_compression = compression
         self._dad_process_set = process_set
-        self._dad_agreement = Agreement(process_set, "torch", joins)
-        self._dad_replicas = ReplicaCheck(process_set, CURES)
+        ranks = RanksOf(process_set)
+        self._dad_agreement = Agreement(ranks, "torch")
+        self._dad_replicas = ReplicaCheck(ranks, CURES)
 
     def step(self, closure: Callable[[], Any] | None = None, **kwargs: Any) -> Any:
         if not self._dad_process_set.included():

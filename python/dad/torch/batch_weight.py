@@ -73,6 +73,10 @@ class BatchWeight:
             self._all_samples = max(1, int(synchronize(handle)))
         return self._all_samples
 
+    def share(self) -> float:
+        """Of this rank in the samples of all. Waits for the other ranks the first time."""
+        return self.samples() / self.all_samples()
+
     def end_step(self) -> None:
         if self._handle is not None:
             _torch.forget(self._handle)

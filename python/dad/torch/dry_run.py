@@ -14,10 +14,11 @@ from dad.methods import compression as _methods
 from dad.methods.planned import planned_method
 from dad.planning import planner
 from dad.planning.link import bytes_per_second, product_rate
+from dad.planning.session import layers_of
 from dad.planning.table import plan_rows
 from dad.torch import capture
 from dad.torch.compression import compressor
-from dad.torch.observe import layers_of, observe, observing_mode
+from dad.torch.observe import observe, observing_mode
 from dad.torch.slots import Slot, multiply
 
 # No optimizer has these numbers.

@@ -1,37 +1,29 @@
 """What travels as one request: how it is sent, and where its result goes.
 
 A unit has the slots whose gradients it waits for (`missing` of them have not come), and is sent when all
-have: send() starts the request, finish() waits for it and puts the result into .grad.
+have: send() starts the request, finish() waits for it and puts the result into .grad. What it needs to know
+of the step is handed to it (terms.py).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from dad.log import log
 from dad.methods.kinds import Sends
 from dad.methods.planned import looks_at_variance
+from dad.planning.outcome import Outcome
 from dad.planning.planner import Choice, Link
 from dad.state.states import keeps_gradients
 from dad.torch._load import _torch
 from dad.torch.ops import sparse_allreduce_async
 from dad.torch.slots import Slot, as_matrix, materialise, materialise_bias, num_rows, versions
-
-if TYPE_CHECKING:
-    from dad.torch.gradient_sync import GradientSync
+from dad.torch.terms import Terms
 
 _ALLREDUCE = _torch.KINDS["allreduce"]
-# Bits of what a request by a method ends with (dad_core/include/dad/ticket.h).
-_WANTS_PLAN = 1
-_NOT_FINITE = 2
-_TOO_LARGE = 4
-_RANK_SHIFT = 8  # above it: the lowest rank that was not finite, plus 1; 0 if nobody knows
-
-
 # Activations whose derivative is found from what went into them (dad_core/exchange/layer/activation.h).
 _FROM_INPUT = {"gelu", "gelu_tanh", "silu"}
 # A part of a gradient that came formed, and the sum of the squares of its samples.
@@ -65,21 +57,31 @@ class Unit(ABC):
         """Backward begins: parameters may have been frozen and thawed since the last step."""
         self.missing = sum(slot.param.requires_grad for slot in self.slots)
 
-    def send(self, sync: GradientSync) -> None:
+    def send(self, terms: Terms) -> None:
         self.was_sent = True
         # Ranks freeze alike; a frozen parameter gets no gradient.
         if any(slot.param.requires_grad for slot in self.slots):
-            self._send(sync)
+            self._send(terms)
 
-    def finish(self, sync: GradientSync) -> None:
-        if self.handle is not None:
-            handle, self.handle = self.handle, None
-            outputs, _, value = _torch.wait(handle)
-            self._finish(sync, outputs)
-            self._note(sync, value)
-            if self.choice is not None and keeps_gradients(self.choice) and not value & _NOT_FINITE:
-                for slot in self.slots:
-                    slot.returned = None  # it is part of what the request keeps
+    def finish(self, divisor: int | None) -> Outcome | None:
+        """Waits for what is in flight; None if nothing is. divisor: of a sum over samples."""
+        if self.handle is None:
+            return None
+        handle, self.handle = self.handle, None
+        outputs, _, value = _torch.wait(handle)
+        self._finish(outputs, divisor)
+        outcome = Outcome.of(value)
+        if self.choice is not None and keeps_gradients(self.choice) and not outcome.not_finite:
+            for slot in self.slots:
+                slot.returned = None  # it is part of what the request keeps
+        return outcome
+
+    @property
+    def is_lossy(self) -> bool:
+        return self.choice is not None and self.choice.row.lossy
+
+    def is_in_flight(self) -> bool:
+        return self.handle is not None
 
     def is_finished(self) -> bool:
         """Whether the results are in .grad. A unit of frozen parameters has none."""
@@ -87,30 +89,12 @@ class Unit(ABC):
         return is_frozen or (self.was_sent and self.handle is None)
 
     @abstractmethod
-    def _send(self, sync: GradientSync) -> None:
+    def _send(self, terms: Terms) -> None:
         """Starts the request, if there is anything to send."""
 
     @abstractmethod
-    def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
+    def _finish(self, outputs: list[torch.Tensor], divisor: int | None) -> None:
         """Puts the results into .grad."""
-
-    def _note(self, sync: GradientSync, value: int) -> None:
-        """What all ranks learned from the request."""
-        if value <= 0:
-            return
-        if value & _WANTS_PLAN:
-            sync.replan_wanted = True
-        if value & _TOO_LARGE:
-            for slot in self.slots:
-                slot.too_large = True
-        if value & _NOT_FINITE and sync.say_once(f"finite {self.name}"):
-            number = value >> _RANK_SHIFT
-            log.warning(
-                'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
-                "and what was kept of it is as before; this is said once",
-                self.name,
-                sync.circle.name_of(number - 1) if number else "some rank",
-            )
 
 
 class DenseUnit(Unit):
@@ -126,18 +110,18 @@ class DenseUnit(Unit):
         self._sent.clear()
         self._sparse.clear()
 
-    def _send(self, sync: GradientSync) -> None:
+    def _send(self, terms: Terms) -> None:
         tensors = []
         uncompressed_bytes = []
         for slot in self.slots:
             if not slot.param.requires_grad:
                 continue
-            sync.return_kept(slot)
-            grad = sync.weigh(slot.local_gradient(sparse=not sync.sparse_as_dense))
+            slot.return_kept(terms.kept_factor)
+            grad = terms.weigh(slot.local_gradient(sparse=not terms.sparse_as_dense))
             if grad.is_sparse:
                 slot.sparse = True
-                if not sync.sparse_as_dense:
-                    handle = sparse_allreduce_async(grad, slot.name, sync.wire_op(), sync.process_set)
+                if not terms.sparse_as_dense:
+                    handle = sparse_allreduce_async(grad, slot.name, terms.op, terms.process_set)
                     self._sparse.append((slot, handle))
                     continue
                 grad = grad.to_dense()
@@ -147,33 +131,37 @@ class DenseUnit(Unit):
             self._sent.append((slot, context))
         if not tensors:
             return
-        before, after = sync.scales()
+        before, after = terms.scales
         self.handle = _torch.submit(
             _ALLREDUCE,
             tensors,
             grouped=True,
             in_place=True,
             name=self._sent[0][0].name,
-            op=sync.wire_op(),
+            op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=sync.process_set.process_set_id,
-            stream=sync.stream,
+            process_set=terms.process_set.process_set_id,
+            stream=terms.stream,
             uncompressed_bytes=uncompressed_bytes,
         )
 
-    def finish(self, sync: GradientSync) -> None:
-        super().finish(sync)
+    def finish(self, divisor: int | None) -> Outcome | None:
+        outcome = super().finish(divisor)
         while self._sparse:
             slot, finish = self._sparse.pop(0)
-            slot.param.grad = sync.normalise(finish())
+            slot.param.grad = _divided(finish(), divisor)
+        return outcome
+
+    def is_in_flight(self) -> bool:
+        return super().is_in_flight() or bool(self._sparse)
 
     def is_finished(self) -> bool:
         return super().is_finished() and not self._sparse
 
-    def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
+    def _finish(self, outputs: list[torch.Tensor], divisor: int | None) -> None:
         for (slot, context), output in zip(self._sent, outputs, strict=True):
-            self._store(slot, sync.normalise(slot.compressor.decompress(output, context)))
+            self._store(slot, _divided(slot.compressor.decompress(output, context), divisor))
 
     @staticmethod
     def _store(slot: Slot, output: torch.Tensor) -> None:
@@ -189,32 +177,32 @@ class DenseUnit(Unit):
 class QuantisedUnit(Unit):
     """One tensor that is quantised as it is."""
 
-    def _send(self, sync: GradientSync) -> None:
+    def _send(self, terms: Terms) -> None:
         (slot,) = self.slots
-        sync.return_kept(slot)
+        slot.return_kept(terms.kept_factor)
         slot.dense_gradient()
         grad = slot.local_gradient(sparse=False)
-        share = sync.share()
-        if sync.forms_on_device(slot):
+        share = terms.share
+        if terms.forms_on_device:
             grad.mul_(share)
             share = 1.0
-        before, after = sync.scales(feedback=True)
+        before, after = terms.scales
         self.handle = _torch.submit(
             _ALLREDUCE,
             [grad],
             grouped=True,
             in_place=True,
             name=slot.name,
-            op=sync.wire_op(),
+            op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=sync.process_set.process_set_id,
-            stream=sync.stream,
+            process_set=terms.process_set.process_set_id,
+            stream=terms.stream,
             method=self.choice.text,
             scale=share,
         )
 
-    def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
+    def _finish(self, outputs: list[torch.Tensor], divisor: int | None) -> None:
         self.slots[0].take_result(outputs[0])
 
 
@@ -265,14 +253,15 @@ class LayerUnit(Unit):
             if bias is not None:
                 bias.copy_(self.biases[i].param.detach())
 
-    def _send(self, sync: GradientSync) -> None:
+    def _send(self, terms: Terms) -> None:
         # A layer that hands D down is in two units; the segments are the chain's.
         for slot in self.weights:
             slot.take_segments()
-        returned = [sync.return_kept(slot) for pair in self.own for slot in pair if slot is not None]
+        returned = [
+            slot.return_kept(terms.kept_factor) for pair in self.own for slot in pair if slot is not None
+        ]
         replan = self._too_many_rows()
-        lossy = self.choice.row.lossy
-        forms = lossy and sync.forms_on_device(self.weights[0])
+        forms = terms.forms_on_device
         strays = [slot.segments if forms else self._strays(i) for i, slot in enumerate(self.weights)]
         derive = [self._link_holds(i, strays) for i in range(len(self.weights))]
         in_chain = len(self.weights) > 1
@@ -289,9 +278,9 @@ class LayerUnit(Unit):
             (dense, square), (dense_bias, bias_square) = self._formed_parts(i, strays[i])
             if forms:
                 # Ranks of a host have the same parts, and each is a sample at least.
-                dense, square = self._for_host(weight, dense, square, sync.share())
+                dense, square = self._for_host(weight, dense, square, terms.share)
                 if bias is not None:
-                    dense_bias, bias_square = self._for_host(bias, dense_bias, bias_square, sync.share())
+                    dense_bias, bias_square = self._for_host(bias, dense_bias, bias_square, terms.share)
             if dense is not None and self.choice.row.exchanges_rows and not any(returned):
                 replan = True
                 weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
@@ -314,19 +303,19 @@ class LayerUnit(Unit):
                     bias_square,
                 )
             )
-        before, after = sync.scales(feedback=lossy)
-        share = 1.0 if forms else sync.share()
+        before, after = terms.scales
+        share = 1.0 if forms else terms.share
         self.handle = _torch.submit_layers(
             name=self.name,
             method=self.choice.text,
             layers=layers,
             like=self.weights[0].param,
-            op=sync.wire_op(),
+            op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=sync.process_set.process_set_id,
-            stream=sync.stream,
-            scale=share if lossy else sync.samples(),
+            process_set=terms.process_set.process_set_id,
+            stream=terms.stream,
+            scale=share if self.is_lossy else terms.count,
             replan=replan,
         )
         self._lent = versions([segment for slot in self.weights for segment in slot.segments])
@@ -408,7 +397,7 @@ class LayerUnit(Unit):
         wide = torch.float64 if part.dtype == torch.float64 else torch.float32
         return part, part.to(wide).square() if square is None else square
 
-    def _finish(self, sync: GradientSync, outputs: list[torch.Tensor]) -> None:
+    def _finish(self, outputs: list[torch.Tensor], divisor: int | None) -> None:
         if self._lent.changed():  # other ranks have the rows as they were: replicas would part
             raise RuntimeError(
                 f'"{self.name}": an input or a gradient of its layer was changed in place between backward() '
@@ -416,7 +405,7 @@ class LayerUnit(Unit):
             )
         slots = [slot for pair in self.own for slot in pair if slot is not None]
         for slot, output in zip(slots, outputs, strict=True):
-            slot.take_result(output if self.choice.row.lossy else sync.normalise(output))
+            slot.take_result(output if self.is_lossy else _divided(output, divisor))
 
 
 def make_unit(choice: Choice, weights: list[Slot], biases: list[Slot | None]) -> Unit:
@@ -428,6 +417,10 @@ def make_unit(choice: Choice, weights: list[Slot], biases: list[Slot | None]) ->
             return QuantisedUnit(weights, choice)
         case Sends.DENSE:
             return DenseUnit(weights, choice)
+
+
+def _divided(output: torch.Tensor, divisor: int | None) -> torch.Tensor:
+    return output if divisor is None else output.div_(divisor)
 
 
 def _memory_like(slot: Slot) -> torch.Tensor:

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from dad.methods.planned import looks_at_variance
-from dad.planning.planner import Layer, Link, Observation
+from dad.planning.planner import Link, Observation
 from dad.torch._load import _torch
-from dad.torch.slots import Slot, as_matrix
+from dad.torch.slots import Slot
 
 
 def observing_mode(method: Any) -> str:
@@ -83,22 +83,3 @@ def _common_link(segments: Sequence[Any], names: dict[int, str]) -> Link | None:
     in_order = all(s.link is not None and s.link.upper_index == i for i, s in enumerate(segments))
     link = links.pop() if len(links) == 1 else None
     return link if link is not None and in_order and link.upper else None
-
-
-def layers_of(slots: Sequence[Slot], seen: Sequence[dict[str, Observation]]) -> list[Layer]:
-    """The slots as the planner has them, with what every rank saw."""
-    layers = []
-    for slot in slots:
-        rows, columns = as_matrix(slot.param.shape)
-        layers.append(
-            Layer(
-                name=slot.name,
-                out=rows,
-                columns=columns,
-                element_bytes=slot.param.element_size(),
-                floating=slot.param.is_floating_point(),
-                method=slot.method,
-                seen=tuple(one.get(slot.name, Observation(used=False)) for one in seen),
-            )
-        )
-    return layers

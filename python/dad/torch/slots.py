@@ -48,6 +48,14 @@ class Slot:
         return tuple(self.param.shape)
 
     @property
+    def matrix(self) -> tuple[int, int]:
+        return as_matrix(self.param.shape)
+
+    @property
+    def dtype_name(self) -> str:
+        return str(self.param.dtype)
+
+    @property
     def element_bytes(self) -> int:
         return self.param.element_size()
 
@@ -122,6 +130,17 @@ class Slot:
         """What autograd put into .grad; zeros are what zero_grad(set_to_none=False) leaves."""
         grad = self.dense_gradient()
         return grad if grad is not None and bool(grad.any()) else None
+
+    def return_kept(self, factor: float) -> bool:
+        """Adds what an earlier plan has kept to this rank's gradient, where nothing is kept any more; whether
+        there was anything. factor: what a residual counts in a gradient of this step."""
+        grad = self.param.grad
+        if self.kept is None or factor == 0.0 or (grad is not None and grad.is_sparse):
+            return False
+        kept = torch.from_numpy(self.kept).to(self.param.dtype).reshape(self.param.shape)
+        self.add_to_gradient(kept * factor)
+        self.returned, self.kept = self.kept, None
+        return True
 
     def add_to_gradient(self, part: torch.Tensor | None) -> None:
         if part is not None:

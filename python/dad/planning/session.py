@@ -1,0 +1,367 @@
+"""The planning session of one optimizer: how its ranks come to follow one plan, and what they keep by it.
+
+A step goes through the session in this order. Frameworks differ in how they see and send gradients, so
+these parts are given to it; everything that ranks must do alike is here:
+
+    agree           Have all ranks made the same optimizer? Are they at the same place of the same plan?
+    held            The tensors whose plan is made in this step, which all ranks observe.
+    make_plan       observe: what this rank saw of them, told by the framework.
+                    gather: what all ranks saw. A rank that failed to see says why, and all raise that.
+                    plan: the planner's choices, the same on all ranks; what was kept passes over to them.
+    tell            What a request ended with: a rank asks for another plan, a gradient was not finite, ….
+    save, load      For checkpoints.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from dad.errors import MismatchError
+from dad.log import log
+from dad.methods.compression import Exact, Method
+from dad.methods.planned import warm_up_steps
+from dad.planning import planner
+from dad.planning.agreement import Agreement, Description
+from dad.planning.circle import Circle, as_hosts
+from dad.planning.link import Multiply, multiply_arrays
+from dad.planning.outcome import Outcome
+from dad.planning.ranks import Ranks
+from dad.planning.types import Choice, Layer, Observation, Plan
+from dad.state.keeper import StateKeeper
+from dad.state.replicas import Cures, ReplicaCheck
+from dad.state.states import lost_on_load, saved_shares, under_names
+
+
+class PlannedTensor(Protocol):
+    """A tensor that goes by a method for which ranks make a plan."""
+
+    name: str
+    planned: bool  # it follows the session's plan
+    too_large: bool  # a sparse form of it was larger than dense, on all ranks
+    kept: np.ndarray | None  # this rank's share in what an earlier plan has not applied (states.py)
+
+    @property
+    def method(self) -> Method: ...
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """On the wire."""
+
+    @property
+    def matrix(self) -> tuple[int, int]:
+        """(rows, columns) of the matrix that methods see; a vector is one column."""
+
+    @property
+    def dtype_name(self) -> str: ...
+
+    @property
+    def wide_dtype(self) -> np.dtype:
+        """In which something of it is kept between steps."""
+
+    @property
+    def element_bytes(self) -> int: ...
+
+    @property
+    def floating(self) -> bool: ...
+
+
+T = TypeVar("T", bound=PlannedTensor)
+Observe = Callable[[Sequence[T]], dict[str, Observation]]
+
+
+class Session(Generic[T]):
+    """See the head of this file.
+
+    Args:
+        ranks: between which the optimizer exchanges.
+        framework: tells the optimizers of one framework apart from those of others.
+        stream: the number under which the core keeps the states of this optimizer.
+        average: whether results are means; else sums.
+        cures: what users do about replicas that differ.
+        request_name: how the core calls the request of a tensor.
+    """
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        framework: str,
+        stream: int,
+        average: bool,
+        cures: Cures,
+        request_name: Callable[[str], str] = lambda name: name,
+    ) -> None:
+        self.ranks = ranks
+        self.tensors: dict[str, T] = {}
+        self.plan: Plan | None = None
+        self.steps = 0  # before the one that is going on, or begins next
+        self.replan_wanted = False  # some rank has asked for another plan
+        self.agreement = Agreement(ranks, framework)
+        self.replicas = ReplicaCheck(ranks, cures)
+        self._average = average
+        self._keeper = StateKeeper(ranks, stream, request_name)
+        self._postponed = -1  # until there have been other joins than these
+        self._said: set[str] = set()
+
+    @property
+    def choices(self) -> list[Choice]:
+        return self.plan.choices if self.plan is not None else []
+
+    @property
+    def circle(self) -> Circle:
+        return self.ranks.circle
+
+    def is_outdated(self) -> bool:
+        """Whether the plan was made for another number of ranks, or of hosts."""
+        return self.plan is not None and self.plan.size != self.circle.size
+
+    # agree
+
+    def doubt(self) -> None:
+        """Something may have happened on other ranks that this one does not know of: they compare again."""
+        self.agreement.doubt()
+        self.replicas.start_anew()
+
+    def begin_to_agree(self, described: Description, held: Iterable[T]) -> None:
+        """Starts what agree() ends. Does not wait."""
+        self.agreement.begin(described, self._facts(held))
+
+    def agree(self, described: Description, held: Iterable[T]) -> bool:
+        """Compares with the other ranks, which are at the same step afterwards.
+
+        Args:
+            described: what the optimizer was made with.
+            held: the tensors that this rank is about to make a plan for.
+
+        Returns:
+            Whether all are at the same place of the same plan. If not, all of them have to forget theirs.
+
+        Raises:
+            MismatchError: on all ranks, if their optimizers were made with something else.
+        """
+        everyone = self.agreement.settle(described, self._facts(held))
+        self.steps = max(one["step"] for one in everyone)
+        self.replicas.agree([one["replicas"] for one in everyone])
+        same_plan = len({one["plan"] for one in everyone}) == 1
+        return same_plan and not any(one["outdated"] for one in everyone)
+
+    def _facts(self, held: Iterable[T]) -> dict[str, Any]:
+        """Where this rank is, for the others."""
+        choices = self.plan.as_dict() if self.plan is not None else None
+        text = json.dumps([choices, sorted(tensor.name for tensor in held), self.replan_wanted])
+        return {
+            "step": self.steps,
+            "outdated": self.is_outdated(),
+            "plan": hashlib.sha256(text.encode()).hexdigest(),
+            "replicas": self.replicas.facts(),
+        }
+
+    # plan
+
+    def held(self) -> list[T]:
+        """The tensors whose plan is made of what ranks see in this step: those without one that are past
+        their warm-up, or all if some rank has asked for another plan. None while some ranks have joined."""
+        if self._postponed == self.ranks.joins:
+            return []
+        return [
+            tensor
+            for tensor in self.tensors.values()
+            if (self.replan_wanted or not tensor.planned) and warm_up_steps(tensor.method) <= self.steps
+        ]
+
+    def is_planned(self) -> bool:
+        return all(tensor.planned for tensor in self.tensors.values())
+
+    def make_plan(
+        self, held: Sequence[T], observe: Observe[T], multiply: Multiply = multiply_arrays
+    ) -> list[Choice] | None:
+        """Makes the plan of these tensors together with the other ranks, which do the same now.
+
+        Args:
+            held: the same tensors on all ranks.
+            observe: what this rank has seen of them, by name.
+            multiply: how the framework multiplies, to measure how fast that is.
+
+        Returns:
+            The choices for these tensors; None if some ranks have joined, who would not know of the plan:
+            then there is none until they are back.
+
+        Raises:
+            MismatchError: on all ranks, if one of them has failed to observe the step.
+        """
+        mine: dict[str, Observation] = {}
+        failure = None
+        try:
+            mine = observe(held)
+        except Exception as error:  # the others wait for this rank, and are told
+            failure = error
+        seen = self._gather(held, mine, failure)
+        if len(seen) < self.ranks.size:
+            self._postponed = self.ranks.joins
+            return None
+        self.replan_wanted = False
+        weighs_time = any(isinstance(tensor.method, Exact) for tensor in held)
+        made = planner.make_plan(layers_of(held, seen), self.ranks.costs(weighs_time, multiply))
+        names = {tensor.name for tensor in held}
+        others = [choice for choice in self.choices if not names.intersection(choice.layers)]
+        self.plan = Plan([*made.choices, *others], made.size)
+        for tensor in held:
+            tensor.planned = True
+        self._hand_over(made.choices, held)
+        self._say_what_does_not_fit(made.choices)
+        return made.choices
+
+    def _gather(
+        self, held: Sequence[T], mine: dict[str, Observation], failure: Exception | None
+    ) -> list[dict[str, Observation]]:
+        """What every rank has seen, in rank order."""
+        why = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        packet = [self.ranks.rank_in_job, why, {name: dataclasses.asdict(one) for name, one in mine.items()}]
+        gathered = self.ranks.gather(f"plan.{self.agreement.name}", json.dumps(packet).encode())
+        everyone = [json.loads(one) for one in gathered]
+        for rank, why, _ in everyone:
+            if why:
+                raise MismatchError(
+                    f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
+                    f"all ranks observe: {why}"
+                ) from failure
+        return [{name: Observation.from_dict(one) for name, one in seen.items()} for *_, seen in everyone]
+
+    def forget_plan(self) -> None:
+        """Back to where the optimizer had none; another one is made when the tensors are observed again. What
+        was kept by it stays with the tensors."""
+        self._hand_over([], list(self.tensors.values()))
+        self.plan = None
+        self.replan_wanted = False
+        for tensor in self.tensors.values():
+            tensor.planned = False
+
+    def _hand_over(self, choices: Sequence[Choice], tensors: Sequence[T]) -> None:
+        circle = self.circle
+        self._keeper.hand_over(choices, tensors, circle.place(self._average), circle.keeps)
+
+    def _say_what_does_not_fit(self, choices: Sequence[Choice]) -> None:
+        for choice in choices:
+            tensor = self.tensors[choice.layers[0]]
+            if choice.fallback and self.say_once(f"fit {tensor.name}") and self.ranks.rank == 0:
+                # A model has many vectors, for which no factor method is made.
+                say = log.info if len(tensor.shape) < 2 else log.warning
+                way = planner.describe(choice)
+                say('"%s" is not sent by %s but %s: %s', tensor.name, tensor.method.name, way, choice.why)
+
+    # tell
+
+    def tell(self, name: str, outcome: Outcome, members: Sequence[T]) -> None:
+        """What all ranks learned from a request of this name, which carried these tensors."""
+        if outcome.wants_plan:
+            self.replan_wanted = True
+        if outcome.too_large:
+            for tensor in members:
+                tensor.too_large = True
+        if outcome.not_finite and self.say_once(f"finite {name}"):
+            log.warning(
+                'the gradient of "%s" was not finite on %s: all ranks get NaN for it, '
+                "and what was kept of it is as before; this is said once",
+                name,
+                self.circle.name_of(outcome.rank) if outcome.rank is not None else "some rank",
+            )
+
+    def say_once(self, what: str) -> bool:
+        """Whether that has not been said yet."""
+        if what in self._said:
+            return False
+        self._said.add(what)
+        return True
+
+    # What is kept between steps
+
+    def return_last(self) -> None:
+        """The last step was left out (a scaler found infinities): what it would have applied is kept."""
+        self._keeper.return_last()
+
+    def drop(self) -> None:
+        """Nothing is kept any more."""
+        self._keeper.drop()
+
+    def described(self) -> list[tuple[Any, ...]]:
+        """What can be planned for: name, shape, dtype and method of each tensor."""
+        return [(t.name, t.shape, t.dtype_name, t.method.spec()) for t in self.tensors.values()]
+
+    def save(self) -> dict[str, Any]:
+        """This rank's residuals and warm starts, and the plan that they follow."""
+        circle = self.circle
+        return {
+            "steps": self.steps,
+            "size": circle.num_ranks,
+            "rank": circle.rank,
+            "hosts": [list(host) for host in circle.hosts],
+            "average": self._average,
+            "tensors": self.described(),
+            "plan": self.plan.as_dict() if self.plan is not None else None,
+            "replan": self.replan_wanted,
+            "too_large": [tensor.name for tensor in self.tensors.values() if tensor.too_large],
+            **self._keeper.save(),
+            "kept": {t.name: t.kept for t in self.tensors.values() if t.kept is not None},
+        }
+
+    def load(self, saved: dict[str, Any]) -> bool:
+        """Goes on where a run has stopped. On the same ranks and hosts, with the same bits. On another number
+        of them, and with other methods, what this rank has kept is taken over in the form that fits
+        (states.py); a rank with a number that there was not, or that was given another rank's state, begins
+        with nothing kept.
+
+        Returns:
+            Whether the plan is the saved one; else there is none.
+        """
+        circle = self.circle
+        if lost := lost_on_load(saved, circle.rank, circle.num_ranks):
+            log.warning("%s", lost)
+        self._keeper.drop()
+        self.plan = None
+        self.replan_wanted = False
+        for tensor in self.tensors.values():
+            tensor.planned = tensor.too_large = False
+            tensor.kept = None
+        self.steps = saved["steps"]
+        saved = under_names(saved, self.described())
+        mine = saved["rank"] == circle.rank
+        plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
+        tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
+        same = saved["size"] == circle.num_ranks and as_hosts(saved.get("hosts", ())) == circle.hosts
+        goes_on = plan is not None and plan.size == circle.size and same and tensors == self.described()
+        if goes_on and plan is not None:
+            self.plan = plan
+            self.replan_wanted = saved.get("replan", False)
+            for tensor in self.tensors.values():
+                tensor.planned = True
+                tensor.too_large = tensor.name in saved.get("too_large", ())
+            self._hand_over(plan.choices, list(self.tensors.values()))
+            if mine:
+                self._keeper.load(saved)
+        if mine:
+            shares = saved["kept"] if goes_on else saved_shares(saved)
+            for tensor in self.tensors.values():
+                tensor.kept = shares.get(tensor.name)
+        self.doubt()
+        return goes_on
+
+
+def layers_of(tensors: Sequence[PlannedTensor], seen: Sequence[dict[str, Observation]]) -> list[Layer]:
+    """The tensors as the planner has them, with what every rank saw."""
+    return [
+        Layer(
+            name=tensor.name,
+            out=tensor.matrix[0],
+            columns=tensor.matrix[1],
+            element_bytes=tensor.element_bytes,
+            floating=tensor.floating,
+            method=tensor.method,
+            seen=tuple(one.get(tensor.name, Observation(used=False)) for one in seen),
+        )
+        for tensor in tensors
+    ]
