@@ -53,9 +53,11 @@ format:  ## clang-format and ruff, in place
 bench: setup  ## the shorter benchmarks: times against torch.distributed, and bytes
 	@$(VENV)/bin/python benchmarks/run.py
 
-docs: setup  ## docs/options.md from the tables of settings; the README's figures from benchmarks/results
+docs: setup  ## generated pages and figures, and the site in build/site
 	@$(VENV)/bin/python scripts/gen_options_doc.py
 	@$(VENV)/bin/python scripts/gen_figures.py
+	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
+	@echo "docs: build/site/index.html"
 
 wheel: setup  ## a wheel in dist/, for the torch in .venv
 	@rm -rf build/lib.* build/bdist.*

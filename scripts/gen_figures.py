@@ -90,7 +90,7 @@ def picture(rows):
             parts.append(f'<rect class="{method}" x="190" y="{top + 3}" width="{width:.1f}" height="16"/>')
             parts.append(
                 f'<text x="{196 + width:.1f}" y="{top + 16}">{short(group[method])}'
-                f'<tspan class="small"> {LABELS[method]}</tspan></text>'
+                f'<tspan class="small" dx="5">{LABELS[method]}</tspan></text>'
             )
             top += 22
         top += 12

@@ -1,8 +1,13 @@
 """The pages agree with the code."""
 
+import os
 import re
 import subprocess
 import sys
+
+import pytest
+
+from util import job_environment
 
 
 def test_the_options_page_is_current(source_dir):
@@ -43,3 +48,45 @@ def test_links_between_pages_lead_somewhere(source_dir):
     for page in pages:
         for link in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
             assert (page.parent / link).exists(), f"{page}: {link}"
+
+
+def test_the_site_builds_without_a_warning(source_dir, tmp_path):
+    pytest.importorskip(
+        "mkdocs", reason="make setup brings it; pip install mkdocs-material mkdocstrings-python"
+    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-d", str(tmp_path)]
+    environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    built = subprocess.run(command, cwd=source_dir, env=environment, capture_output=True, text=True)
+    assert built.returncode == 0 and "WARNING" not in built.stderr, built.stderr
+    assert 'id="dad.torch.DistributedOptimizer"' in (tmp_path / "api" / "index.html").read_text()
+
+
+SCRIPT = re.compile(r"```python\n(# (\w+\.py): dadrun -np (\d) python \2.*?\n.*?)```", re.S)
+PAGES = ("getting_started.md", "from_ddp.md", "checkpoints.md")
+
+
+def scripts_of(page):
+    return SCRIPT.findall(page.read_text())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_scripts_in_the_documentation_run(source_dir, tmp_path, page):
+    scripts = scripts_of(source_dir / "docs" / page)
+    assert scripts
+    for text, name, ranks in scripts:
+        (tmp_path / name).write_text(text)
+        job = subprocess.run(
+            [sys.executable, "-m", "dad.runner.cli", "-np", ranks, sys.executable, name],
+            cwd=tmp_path,
+            env=job_environment(TF_CPP_MIN_LOG_LEVEL="2"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=200,
+        )
+        assert job.returncode == 0 and "loss" in job.stdout, job.stdout
+
+
+def test_every_script_that_names_its_command_is_run(source_dir):
+    pages = {page.name for page in (source_dir / "docs").glob("*.md") if scripts_of(page)}
+    assert pages <= set(PAGES), f"add to PAGES: {pages - set(PAGES)}"
