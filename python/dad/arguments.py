@@ -41,6 +41,8 @@ def set_id(process_set: ProcessSet) -> int:
     if not isinstance(process_set, ProcessSet):
         raise ValueError(f"process_set={process_set!r} is not a ProcessSet")
     number = process_set.process_set_id
+    if number is None and process_set.why_gone:
+        raise ValueError(f"{process_set}: {process_set.why_gone}")
     if number is None:
         raise ValueError(f"{process_set} was not given to init() or add_process_set()")
     if number != 0 and not _core.process_set_ranks(number):

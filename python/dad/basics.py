@@ -14,6 +14,7 @@ from typing import Any
 from dad import process_sets as _process_sets
 from dad import report
 from dad._lib import _core
+from dad.errors import DadInternalError
 from dad.process_sets import ProcessSet
 from dad.process_sets import ids_and_ranks as _get_process_set_ids_and_ranks  # noqa: F401  Horovod's name
 
@@ -35,7 +36,9 @@ _num_inits = 0
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
     """Meets the other ranks; does nothing when this process has done so already.
 
-    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same.
+    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same. In an
+    elastic job it asks the launcher then which rank this process has, and makes the sets of the first call
+    again, those for whose ranks there are processes.
 
     comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
     process_sets: sets to make at once, in the same order on all ranks. "dynamic", which Horovod requires
@@ -43,7 +46,6 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
     HOROVOD_DYNAMIC_PROCESS_SETS.
     """
     global _num_inits
-    from dad.world import open_world
 
     sets = [] if process_sets is None or isinstance(process_sets, str) else list(process_sets)
     if isinstance(process_sets, str) and process_sets.lower() != "dynamic":
@@ -56,16 +58,43 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
                     _process_sets.attach(sets, _core.size())
                 return
             _shut_down()
-        world = open_world()
-        size = world["size"]
-        _check_comm(comm, size)
-        all_ranks = _process_sets.ranks_of_all(sets)
-        _process_sets.check(all_ranks, size)
-        _core.init(world, all_ranks)
-        _process_sets.attach(sets, size)
+        sets = _start(comm, sets)
+        _process_sets.attach(sets, _core.size())
         _num_inits += 1
         _register_exit()
         report.write_when_stopped()
+
+
+def _start(comm: Any, sets: list[ProcessSet]) -> list[ProcessSet]:
+    """Starts the core; the sets that there are."""
+    from dad.elastic.launcher import elastic_timeout, is_elastic
+    from dad.world import open_world
+
+    deadline = time.monotonic() + elastic_timeout()
+    while True:
+        try:
+            world = open_world()
+            size = world["size"]
+            _check_comm(comm, size)
+            here = _process_sets.of_round(sets, size) if is_elastic() else sets
+            all_ranks = _process_sets.ranks_of_all(here)
+            _process_sets.check(all_ranks, size)
+            _core.init(world, all_ranks)
+            return here
+        except DadInternalError as error:
+            if not is_elastic() or time.monotonic() > deadline:
+                raise
+            # A rank of this round was lost before all had met.
+            from dad.log import log
+
+            log.info("the ranks of this round did not meet, asking for another one: %s", error)
+
+
+def place_taken_at() -> float:
+    """See world.py."""
+    from dad.world import place_taken_at as taken_at
+
+    return taken_at()
 
 
 def _check_comm(comm: Any, size: int) -> None:

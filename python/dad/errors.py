@@ -34,6 +34,15 @@ class HostsUpdatedInterrupt(RuntimeError):
         self.skip_sync = skip_sync
 
 
+class LeftJobError(Error):
+    """This worker is not in its elastic job any more: its host was removed."""
+
+
+class LostStateError(Error):
+    """The ranks that are left of an elastic job must not go on as if they were the job: none of them has its
+    last committed state, or too few of those that had it are left."""
+
+
 def not_elastic(name: str) -> AttributeError:
     """Of a part of elastic training that is not there, for __getattr__ of a module."""
     return AttributeError(

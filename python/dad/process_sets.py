@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from dad._lib import _core
+from dad.elastic.launcher import is_elastic
+from dad.rank_groups import name_ranks
 
 
 class ProcessSet:
@@ -25,6 +27,7 @@ class ProcessSet:
             raise ValueError(f"a ProcessSet names each rank once; got {ranks}")
         self.process_set_id: int | None = None
         self.ranks: list[int] = ranks
+        self.why_gone = ""  # where it had an id in an earlier round of an elastic job
 
     def size(self) -> int | None:
         """How many ranks are in it; None while it has no id."""
@@ -57,6 +60,28 @@ def _world_in_mpi() -> Any:
     from mpi4py import MPI
 
     return MPI.COMM_WORLD
+
+
+# Of an elastic job, where init() is called again for each round: the sets that it got first, and others.
+_of_job: list[ProcessSet] = []
+_added: list[ProcessSet] = []
+
+
+def of_round(process_sets: Sequence[ProcessSet], size: int) -> list[ProcessSet]:
+    """The sets to make in a round of an elastic job: these, or those of the round before. A set with a rank
+    that this round does not have is left out, and using it is an error until a round has that rank again.
+    Sets of add_process_set() are gone: the ranks of this round may add them again."""
+    if process_sets:
+        _of_job[:] = process_sets
+    for one in _added:
+        one.process_set_id = None
+        one.why_gone = "it was added in an earlier round of this elastic job; add it again"
+    _added.clear()
+    for one in _of_job:
+        one.process_set_id = None
+        missing = [rank for rank in one.ranks if rank >= size]
+        one.why_gone = f"{name_ranks(missing)} of it are gone; the job has {size} now" if missing else ""
+    return [one for one in _of_job if not one.why_gone]
 
 
 def ranks_of_all(process_sets: Sequence[ProcessSet]) -> list[list[int]]:
@@ -111,6 +136,9 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     if process_set.ranks in ids_and_ranks().values():
         raise ValueError(f"ranks {process_set.ranks} have a process set already")
     process_set.process_set_id = _core.add_process_set(process_set.ranks)
+    process_set.why_gone = ""
+    if is_elastic():
+        _added.append(process_set)
     return process_set
 
 

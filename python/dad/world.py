@@ -300,6 +300,7 @@ class _Session:
         self.asked: World | None = None
         self.met: World | None = None
         self.num_inits = 0
+        self.place_taken_at = 0.0  # by time.monotonic(), in an elastic job
 
 
 _session = _Session()
@@ -316,6 +317,11 @@ def job_id() -> str:
     return "" if _session.met is None else _session.met.job
 
 
+def place_taken_at() -> float:
+    """When the launcher of an elastic job last said which rank this process has; 0.0 if it never has."""
+    return _session.place_taken_at
+
+
 def _warn_of_misspelt_variables(world: World) -> None:
     from dad.log import log
     from dad.variables import misspelt
@@ -328,22 +334,17 @@ def _warn_of_misspelt_variables(world: World) -> None:
 def open_world() -> dict[str, Any]:
     """Finds the place of this process and meets the others; the fields of the core's World.
 
-    `generation` counts the calls in this process: all ranks call init() equally often.
+    `generation` tells this meeting of ranks from all others. Where the number of ranks is fixed it counts the
+    calls in this process, since all ranks call init() equally often; else the ranks agree on a new one.
     """
     global _session
     from dad import threads
-    from dad.runner.meeting import meet
+    from dad.elastic.launcher import is_elastic
 
     with _session_lock:
         if _session.pid != os.getpid():
             _session = _Session()  # a forked child is not its parent
-        world = discover(os.environ)
-        if world != _session.asked or _session.met is None:
-            _warn_of_misspelt_variables(world)
-            _session.met = meet(world)
-            _session.asked = world
-        _session.num_inits += 1
-        met, generation = _session.met, _session.num_inits
+        met, generation = _meet_in_round() if is_elastic(os.environ) else _meet_once()
     return {
         "rank": met.rank,
         "size": met.size,
@@ -353,8 +354,46 @@ def open_world() -> dict[str, Any]:
         "cross_size": met.cross_size,
         "hostname": met.hostname,
         "rendezvous": met.rendezvous,
-        "generation": str(generation),
+        "generation": generation,
         "transport": met.transport,
         "threads": threads.choose(met, os.environ),
         "plugin_dir": str(Path(__file__).parent / "_lib"),
     }
+
+
+def _meet_once() -> tuple[World, str]:
+    """The place of a rank does not change."""
+    from dad.runner.meeting import meet
+
+    world = discover(os.environ)
+    if world != _session.asked or _session.met is None:
+        _warn_of_misspelt_variables(world)
+        _session.met = meet(world)
+        _session.asked = world
+    _session.num_inits += 1
+    return _session.met, str(_session.num_inits)
+
+
+def _meet_in_round() -> tuple[World, str]:
+    """Of an elastic job. The launcher has said in the environment which place a process has at first."""
+    from dad.elastic import launcher
+    from dad.elastic.notification import notification_manager
+    from dad.elastic.round import meet_round
+    from dad.runner.meeting import meet
+
+    removals = notification_manager.removals
+    if _session.asked is not None or not launcher.has_place(os.environ):
+        place = launcher.ask_place(os.environ)
+        removals = notification_manager.removals
+        _session.place_taken_at = time.monotonic()
+        launcher.take_place(place, os.environ)
+    world = discover(os.environ)
+    if _session.asked is None:
+        _warn_of_misspelt_variables(world)
+    _session.asked = world
+    known_job = replace(world, job=world.job or ("" if _session.met is None else _session.met.job))
+    met = meet_round(known_job, lambda: notification_manager.removals > removals)
+    world = replace(world, job=met.job)
+    _session.met = world if world.is_complete else meet(world)
+    _session.num_inits += 1
+    return _session.met, met.token

@@ -1,8 +1,6 @@
 """dad for PyTorch: `import dad.torch as hvd`."""
 # ruff: noqa: F401  this file only collects names
 
-from typing import NoReturn
-
 from dad.basics import (
     Adasum,
     Average,
@@ -44,7 +42,6 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
-from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.torch.batch_norm import average_batch_norm
 from dad.torch.checkpoint import load, merge_states, save
@@ -88,10 +85,4 @@ from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas
 from dad.torch.sync_batch_norm import SyncBatchNorm
 
-from dad.torch import mpi_ops  # isort: skip  takes the names above
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name == "elastic":
-        raise _not_elastic("dad.torch.elastic")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+from dad.torch import elastic, mpi_ops  # isort: skip  mpi_ops takes the names above

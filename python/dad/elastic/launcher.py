@@ -1,0 +1,130 @@
+"""What a worker asks an elastic launcher: which rank it has now.
+
+The launcher is horovodrun or dadrun; both speak Horovod's protocol. A worker is known by its host and its
+slot on it (the local rank that it was started with), which stay. GET /rank_and_size/<host>:<slot> says "ready
+for the next round", and is answered when every worker of the round before is ready or gone.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import socket
+import time
+from collections.abc import Mapping, MutableMapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from dad.errors import DadInternalError, LeftJobError
+
+_FAMILIES = ("DAD", "HOROVOD")
+_TIMEOUT_SECONDS = 600.0
+# A launcher that was cut off, or whose machine lost its power, is noticed after so long.
+_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
+
+
+class Place(NamedTuple):
+    """In the order of the launcher's answer."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+
+def _text(environ: Mapping[str, str], name: str) -> str | None:
+    return next((value for family in _FAMILIES if (value := environ.get(f"{family}_{name}"))), None)
+
+
+def is_elastic(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether an elastic launcher has started this process."""
+    return "1" in [environ.get(f"{family}_ELASTIC") for family in _FAMILIES]
+
+
+def store_address(environ: Mapping[str, str]) -> str | None:
+    """http://HOST:PORT of the launcher of an elastic job; None if this is none."""
+    if not is_elastic(environ):
+        return None
+    host, port = (environ.get(f"HOROVOD_GLOO_RENDEZVOUS_{name}") for name in ("ADDR", "PORT"))
+    if host and port:
+        return f"http://{host}:{port}"
+    url = environ.get("DAD_RENDEZVOUS", "")
+    return url if url.startswith("http://") else None
+
+
+_own_slot: str | None = None
+
+
+def own_slot(environ: Mapping[str, str]) -> str | None:
+    """<host>:<local rank>, by which the launcher knows this process: as it was started."""
+    global _own_slot
+    if _own_slot is None:
+        host, local_rank = _text(environ, "HOSTNAME"), _text(environ, "LOCAL_RANK")
+        _own_slot = None if host is None or local_rank is None else f"{host}:{local_rank}"
+    return _own_slot
+
+
+def has_place(environ: Mapping[str, str]) -> bool:
+    """Whether the launcher has said which rank this process has."""
+    return _text(environ, "RANK") is not None and _text(environ, "SIZE") is not None
+
+
+def elastic_timeout(environ: Mapping[str, str] = os.environ) -> float:
+    """How long a job may wait until it can go on."""
+    value = _text(environ, "ELASTIC_TIMEOUT")
+    return float(value) if value else _TIMEOUT_SECONDS
+
+
+def ask_place(environ: Mapping[str, str]) -> Place:
+    """Waits until the launcher has made a new round of the job. LeftJobError if this worker is not in it."""
+    store, slot = store_address(environ), own_slot(environ)
+    if store is None or slot is None:
+        raise DadInternalError(
+            "this job is elastic, but the address of the launcher or the slot of this worker is missing "
+            "(HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT, HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK)"
+        )
+    answer = _get(store, f"/rank_and_size/{slot}", elastic_timeout(environ))
+    try:
+        place = Place(*(int(part) for part in answer.split(",")))
+    except (ValueError, TypeError):
+        raise DadInternalError(f"the launcher at {store} answers {answer!r} to /rank_and_size") from None
+    if place.rank < 0:
+        host, _, number = slot.rpartition(":")
+        raise LeftJobError(f"{host}[{number}] is not in this job any more: the launcher has removed its host")
+    return place
+
+
+def _get(store: str, path: str, seconds: float) -> str:
+    url = urlsplit(store)
+    deadline = time.monotonic() + seconds
+    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=seconds)
+    try:
+        connection.connect()
+        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in _KEEPALIVE.items():
+            connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        body = answer.read().decode(errors="replace")
+        if answer.status != 200:
+            raise DadInternalError(f"the launcher at {store} answers {answer.status} to GET {path}")
+        return body
+    except (OSError, http.client.HTTPException) as error:
+        waited = f" within {seconds:g} s" if time.monotonic() >= deadline else ""
+        raise DadInternalError(
+            f"the launcher at {store} has not answered{waited} which rank this worker has: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    finally:
+        connection.close()
+
+
+def take_place(place: Place, environ: MutableMapping[str, str]) -> None:
+    """Writes it where the launcher had left the place of the round before."""
+    own_slot(environ)
+    dad = any(environ.get(f"DAD_{field.upper()}") for field in ("rank", "size"))
+    for family in ("DAD", "HOROVOD") if dad else ("HOROVOD",):
+        for field, value in place._asdict().items():
+            environ[f"{family}_{field.upper()}"] = str(value)
