@@ -56,6 +56,14 @@ JOB = (
         "Whether ranks compare parameters and settings of their optimizers while they train. 1: a warning "
         "names what differs. raise: it is an error on all ranks. 0: they do not compare (errors.md).",
     ),
+    Variable(
+        "elastic_quorum",
+        "half",
+        "DAD_ELASTIC_QUORUM",
+        "",
+        "How many of the last committed group have to be left for an elastic job to go on after a loss: "
+        "half, or any (elastic.md).",
+    ),
     Variable("seed", "0", "DAD_SEED", "", "Seed of what qsgd rounds at random, the same on all ranks."),
     Variable(
         "threads_per_rank",
@@ -120,7 +128,7 @@ NOT_SETTINGS = {
     "DAD_CORE_SHARE": "dadrun tells its ranks how many threads it has chosen, and for which libraries",
     "DAD_RUN_SECRET": "dad.run() signs what it sends to its ranks with it",
     "DAD_RESTART_COUNT": "dadrun --restarts tells how often it has started the job again",
-    "HOROVOD_ELASTIC_TIMEOUT": "dadrun's --elastic-timeout where the flag is not given",
+    "HOROVOD_ELASTIC_TIMEOUT": "dadrun's --elastic-timeout where the flag is not given; ranks wait as long",
     "DAD_ELASTIC": _ELASTIC,
     "HOROVOD_ELASTIC": _ELASTIC,
     "HOROVOD_CONTROLLER": "set as horovodrun does, for scripts that read it",

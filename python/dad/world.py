@@ -377,14 +377,11 @@ def _meet_once() -> tuple[World, str]:
 def _meet_in_round() -> tuple[World, str]:
     """Of an elastic job. The launcher has said in the environment which place a process has at first."""
     from dad.elastic import launcher
-    from dad.elastic.notification import notification_manager
     from dad.elastic.round import meet_round
     from dad.runner.meeting import meet
 
-    removals = notification_manager.removals
     if _session.asked is not None or not launcher.has_place(os.environ):
         place = launcher.ask_place(os.environ)
-        removals = notification_manager.removals
         _session.place_taken_at = time.monotonic()
         launcher.take_place(place, os.environ)
     world = discover(os.environ)
@@ -392,7 +389,7 @@ def _meet_in_round() -> tuple[World, str]:
         _warn_of_misspelt_variables(world)
     _session.asked = world
     known_job = replace(world, job=world.job or ("" if _session.met is None else _session.met.job))
-    met = meet_round(known_job, lambda: notification_manager.removals > removals)
+    met = meet_round(known_job)
     world = replace(world, job=met.job)
     _session.met = world if world.is_complete else meet(world)
     _session.num_inits += 1

@@ -73,7 +73,7 @@ def has_place(environ: Mapping[str, str]) -> bool:
 
 def elastic_timeout(environ: Mapping[str, str] = os.environ) -> float:
     """How long a job may wait until it can go on."""
-    value = _text(environ, "ELASTIC_TIMEOUT")
+    value = environ.get("HOROVOD_ELASTIC_TIMEOUT")
     return float(value) if value else _TIMEOUT_SECONDS
 
 

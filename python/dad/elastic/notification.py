@@ -56,7 +56,6 @@ class WorkerNotificationManager:
         self._server: _Server | None = None
         self._pid = 0
         self._listeners: set[Any] = set()
-        self.removals = 0  # messages that hosts were removed
 
     def init(self) -> None:
         """Starts the service and tells the launcher where it is; once."""
@@ -83,7 +82,6 @@ class WorkerNotificationManager:
         self._listeners.discard(listener)
 
     def handle_hosts_updated(self, timestamp: int, update_res: HostUpdateResult) -> None:
-        self.removals += bool(update_res & HostUpdateResult.removed)
         for listener in list(self._listeners):
             listener.on_hosts_updated(timestamp, update_res)
 

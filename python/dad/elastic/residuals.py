@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from dad.circle import Circle
 from dad.elastic.snapshot import sum_over_ranks
-from dad.kept import Tensors
-from dad.planner import Plan
-from dad.states import saved_shares
+from dad.planning.circle import Circle
+from dad.planning.planner import Plan
+from dad.state.kept import Tensors
+from dad.state.states import saved_shares
 
 Saved = dict[str, Any]
 

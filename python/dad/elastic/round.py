@@ -12,12 +12,11 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dad.errors import DadInternalError
-from dad.runner.kv import KeyValueClient
+from dad.runner.kv import KeyValueClient, RoundOverError
 from dad.world import World, new_job_id
 
 _SCOPE = "dad_round"
@@ -39,23 +38,24 @@ class Round:
     job: str
 
 
-def meet_round(world: World, hosts_have_changed: Callable[[], bool], store: Store | None = None) -> Round:
-    """Meets the other ranks of this round. DadInternalError if some do not come, or if the launcher says
-    meanwhile that hosts have changed: then the next round has to be asked for."""
+def meet_round(world: World, store: Store | None = None) -> Round:
+    """Meets the other ranks of this round. DadInternalError if some do not come, or if the launcher's store
+    says that they will not: then the next round has to be asked for."""
     if world.size == 1:
         return Round(secrets.token_hex(8), world.job or new_job_id())
     store = KeyValueClient(world.rendezvous) if store is None else store
     try:
-        return _Meeting(world, store, hosts_have_changed).run()
+        return _Meeting(world, store).run()
+    except RoundOverError as error:
+        raise DadInternalError(str(error)) from error
     except OSError as error:
         raise DadInternalError(f"the launcher's store at {world.rendezvous} is gone: {error}") from error
 
 
 class _Meeting:
-    def __init__(self, world: World, store: Store, hosts_have_changed: Callable[[], bool]) -> None:
+    def __init__(self, world: World, store: Store) -> None:
         self._world = world
         self._store = store
-        self._hosts_have_changed = hosts_have_changed
         self._nonce = secrets.token_hex(8)
         self._deadline = time.monotonic() + world.start_timeout
 
@@ -89,9 +89,6 @@ class _Meeting:
                     self._put(_PLAN, plan)
                     return plan
             missing = [rank for rank in ranks if rank not in seats]
-            if self._hosts_have_changed():
-                self._put(_PLAN, {**plan, "token": "", "nonces": [s["nonce"] for s in seats.values()]})
-                raise DadInternalError("hosts have changed before all ranks of this round had come")
             self._check_time(missing)
             time.sleep(pause)
             pause = min(_SLOWEST_POLL_SECONDS, pause * 1.2)
@@ -102,8 +99,6 @@ class _Meeting:
         while True:
             plan = self._get(_PLAN)
             if plan is not None and self._nonce in plan["nonces"]:
-                if not plan["token"]:
-                    raise DadInternalError("hosts have changed before all ranks of this round had come")
                 if plan["is_final"]:
                     return plan
                 if plan["token"] != confirmed:

@@ -21,7 +21,7 @@ from dad.elastic.residuals import norm_of, total_of
 from dad.elastic.snapshot import digest
 from dad.elastic.wire import HostUpdateResult
 from dad.errors import HostsUpdatedInterrupt
-from dad.kept import Tensors
+from dad.state.kept import Tensors
 
 
 class Update(NamedTuple):

@@ -21,7 +21,6 @@ import cloudpickle
 
 from dad import basics
 from dad._lib import _core
-from dad.circle import circle_of
 from dad.elastic import launcher
 from dad.elastic.commits import Snapshot
 from dad.elastic.handlers import ForeignHandler
@@ -29,10 +28,11 @@ from dad.elastic.quorum import Claim, Decision, decide
 from dad.elastic.residuals import carried, share_equally, without_residuals
 from dad.elastic.snapshot import send
 from dad.log import log
+from dad.planning.circle import circle_of
 from dad.process_sets import global_process_set
 from dad.rank_groups import name_ranks
-from dad.replicas import raise_unless_equal
 from dad.runner.kv import KeyValueClient
+from dad.state.replicas import raise_unless_equal
 
 if TYPE_CHECKING:
     from dad.elastic.state import ObjectState
@@ -100,7 +100,10 @@ class _Sync:
         )
 
     def _decide(self, claims: list[Claim]) -> Decision:
-        return decide(claims, os.environ.get("DAD_ELASTIC_QUORUM") == "any")
+        quorum = os.environ.get("DAD_ELASTIC_QUORUM") or "half"
+        if quorum not in ("half", "any"):
+            raise ValueError(f'DAD_ELASTIC_QUORUM="{quorum}": expected half or any')
+        return decide(claims, minority_may_go_on=quorum == "any")
 
     def _is_survivor(self, decision: Decision) -> bool:
         return self._rank in decision.survivors

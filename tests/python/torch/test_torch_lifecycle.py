@@ -240,11 +240,6 @@ import tempfile
 with tempfile.NamedTemporaryFile() as file:
     hvd.save(file.name, model=torch.nn.Linear(2, 1), epoch=3)
     assert hvd.load(file.name, model=torch.nn.Linear(2, 1)) == {"epoch": 3}
-try:
-    hvd.elastic.run
-    raise SystemExit("elastic")
-except AttributeError as error:
-    assert "not available in this version" in str(error), error
 hvd.init()
 assert (hvd.rank(), hvd.size(), hvd.local_size()) == (0, 1, 1)
 x = torch.arange(4.0)

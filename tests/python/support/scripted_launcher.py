@@ -250,4 +250,4 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 def python(script: str, *arguments: str) -> list[str]:
-    return [sys.executable, str(Path(__file__).parent / script), *arguments]
+    return [sys.executable, str(Path(__file__).parents[1] / "elastic" / script), *arguments]
