@@ -334,6 +334,10 @@ class Session(Generic[T]):
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
         same = saved["size"] == circle.num_ranks and as_hosts(saved.get("hosts", ())) == circle.hosts
         goes_on = plan is not None and plan.size == circle.size and same and tensors == self.described()
+        if mine:
+            shares = saved["kept"] if goes_on else saved_shares(saved)
+            for tensor in self.tensors.values():
+                tensor.kept = shares.get(tensor.name)
         if goes_on and plan is not None:
             self.plan = plan
             self.replan_wanted = saved.get("replan", False)
@@ -343,10 +347,6 @@ class Session(Generic[T]):
             self._hand_over(plan.choices, list(self.tensors.values()))
             if mine:
                 self._keeper.load(saved)
-        if mine:
-            shares = saved["kept"] if goes_on else saved_shares(saved)
-            for tensor in self.tensors.values():
-                tensor.kept = shares.get(tensor.name)
         self.doubt()
         return goes_on
 
