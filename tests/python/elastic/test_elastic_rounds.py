@@ -2,9 +2,8 @@
 
 import json
 
-from scripted_launcher import Launcher, python
-
 from dad.elastic.wire import HostUpdateResult
+from scripted_launcher import Launcher, python
 
 
 def job(tmp_path, slots, respawn=False, **plan):
