@@ -33,6 +33,36 @@ JOB = (
         "",
         "The method for scripts that choose none, such as rank_dad:rank=4 or rank_dad(4) (methods.md).",
     ),
+    Variable(
+        "local_steps",
+        "1",
+        "DAD_LOCAL_STEPS",
+        "",
+        "For scripts that choose none: how many steps ranks take by themselves before they average the "
+        "changes of their weights, or a time such as 5s (local_steps.md).",
+    ),
+    Variable(
+        "outer",
+        "",
+        "DAD_OUTER",
+        "",
+        "What is done with the mean change of a round of local steps: lr=0.7,momentum=0.9,nesterov=True, or "
+        "default for these. By default it is applied as it is (local_steps.md).",
+    ),
+    Variable(
+        "fragments",
+        "1",
+        "DAD_FRAGMENTS",
+        "",
+        "In how many parts, one after the other, the model is exchanged in a round (local_steps.md).",
+    ),
+    Variable(
+        "delay",
+        "0",
+        "DAD_DELAY",
+        "",
+        "1: the result of an exchange is applied when the next one begins (local_steps.md).",
+    ),
     Variable("plan", "", "DAD_PLAN", "", "1: rank 0 prints the plan after the first steps."),
     Variable(
         "report",

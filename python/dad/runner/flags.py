@@ -119,6 +119,30 @@ def _add_dad(group: argparse._ArgumentGroup) -> None:
         help="for scripts that choose none, e.g. rank_dad:rank=4 (DAD_COMPRESSION)",
     )
     add(
+        "--local-steps",
+        metavar="N",
+        help="for scripts that choose none: steps that ranks take by themselves before they average the "
+        "changes of their weights, or a time such as 5s (DAD_LOCAL_STEPS)",
+    )
+    add(
+        "--outer",
+        metavar="OPTIONS",
+        help="with --local-steps: the outer optimizer, e.g. lr=0.7,momentum=0.9,nesterov=True, or default "
+        "(DAD_OUTER)",
+    )
+    add(
+        "--fragments",
+        type=int,
+        metavar="N",
+        help="with --local-steps: exchange the model in so many parts in turn (DAD_FRAGMENTS)",
+    )
+    add(
+        "--delay",
+        type=int,
+        metavar="N",
+        help="1: apply the result of an exchange when the next one begins (DAD_DELAY)",
+    )
+    add(
         "--doctor",
         action="store_true",
         help="check this installation (and the hosts of -H) with a real exchange",

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dad.local_steps import settings as local_steps
+from dad.local_steps.outer import Outer
 from dad.methods.compression import parse
 from dad.runner.errors import LaunchError
 from dad.suggest import nearest
@@ -89,6 +91,21 @@ def _file(value: Any) -> str:
 def _method(value: Any) -> str:
     parse(value)
     return value
+
+
+def _local_steps(value: Any) -> str:
+    local_steps.parse_length(value)
+    return str(value)
+
+
+def _outer(value: Any) -> str:
+    Outer.parse(value)
+    return value
+
+
+def _delay(value: Any) -> str:
+    local_steps.parse(delay=value)
+    return str(value)
 
 
 @dataclass(frozen=True)
@@ -217,6 +234,10 @@ SETTINGS = (
     Setting("blacklist_cooldown_range", (), "elastic", "blacklist_cooldown_range", _range),
     Setting("host_discovery_script", (), "elastic", "host_discovery_script"),
     Setting("compression", ("DAD_COMPRESSION",), text=_method),
+    Setting("local_steps", ("DAD_LOCAL_STEPS",), "params", "local_steps", _local_steps),
+    Setting("outer", ("DAD_OUTER",), "params", "outer", _outer),
+    Setting("fragments", ("DAD_FRAGMENTS",), "params", "fragments", _count),
+    Setting("delay", ("DAD_DELAY",), "params", "delay", _delay),
     Setting("report", ("DAD_REPORT",), text=_file),
     Setting("plan", ("DAD_PLAN",), text=_flag),
 )

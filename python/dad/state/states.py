@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from dad.local_steps.saved import is_local, merge_rounds
 from dad.planning.circle import Circle, Place, as_hosts
 from dad.planning.planner import Choice, Plan
 from dad.state.kept import Shape, Tensors
@@ -88,6 +89,8 @@ def merge(saved: Sequence[dict[str, Any]], new_size: int) -> list[dict[str, Any]
     Σ v_w is the same before and after: old rank w goes to new rank w mod new_size, where shares add up."""
     if new_size < 1:
         raise ValueError(f"new_size={new_size} is not possible; 1 or more")
+    if saved and is_local(saved[0]):
+        return merge_rounds(saved, new_size, merge)
     size = len(saved)
     by_rank = {one["rank"]: one for one in saved}
     wrong_size = [one["size"] for one in saved if one["size"] != size]

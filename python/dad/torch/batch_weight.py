@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -14,26 +14,20 @@ from dad.torch._load import _torch
 from dad.torch.ops import allreduce_async, synchronize
 
 
-class BatchWeight:
-    """A rank's samples over those of all, one number per step: with it the result is the mean over all
-    samples. The samples are the leading dimension of the first tensor that goes into a module with one of
-    the optimizer's parameters, in each backward pass of a step; or what set_batch_size() said."""
+class BatchCounter:
+    """Tells how many samples go into a model: the leading dimension of the first tensor that goes into a
+    module with one of these parameters, in each backward pass."""
 
-    def __init__(self, process_set: ProcessSet, stream: int, params: Container[torch.Tensor]) -> None:
-        self._process_set = process_set
-        self._name = f"batch_size.{stream}"
+    def __init__(self, params: Container[torch.Tensor], saw: Callable[[int, torch.nn.Module], None]) -> None:
         self._params = params
-        self._samples: int | None = None  # as told to the other ranks
-        self._handle: int | None = None
-        self._all_samples = 0
-        self._seen = 0
+        self._saw = saw
         self._looks = True  # the batch that comes next has not been counted
         me = weakref.ref(self)
 
         def look(module: torch.nn.Module, args: tuple[Any, ...]) -> None:
-            weight = me()
-            if weight is not None and weight._looks and torch.is_grad_enabled():
-                weight._look(module, args)
+            counter = me()
+            if counter is not None and counter._looks and torch.is_grad_enabled():
+                counter._look(module, args)
 
         hook = torch.nn.modules.module.register_module_forward_pre_hook(look)
         weakref.finalize(self, hook.remove)
@@ -41,12 +35,37 @@ class BatchWeight:
     def _look(self, module: torch.nn.Module, args: tuple[Any, ...]) -> None:
         tensor = next((a for a in args if isinstance(a, torch.Tensor) and a.dim() > 0), None)
         if tensor is not None and any(param in self._params for param in module.parameters()):
-            self._seen += tensor.shape[0]
             self._looks = False
+            self._saw(tensor.shape[0], module)
+
+    def next_batch(self) -> None:
+        """Another forward pass brings another batch."""
+        self._looks = True
+
+
+class BatchWeight:
+    """A rank's samples over those of all, one number per step: with it the result is the mean over all
+    samples. They are counted (BatchCounter), or what set_batch_size() said."""
+
+    def __init__(self, process_set: ProcessSet, stream: int, params: Container[torch.Tensor]) -> None:
+        self._process_set = process_set
+        self._name = f"batch_size.{stream}"
+        self._samples: int | None = None  # as told to the other ranks
+        self._handle: int | None = None
+        self._all_samples = 0
+        self._seen = 0
+        me = weakref.ref(self)
+
+        def saw(samples: int, module: torch.nn.Module) -> None:
+            weight = me()
+            if weight is not None:
+                weight._seen += samples
+
+        self._counter = BatchCounter(params, saw)
 
     def gradient_came(self) -> None:
         """Another forward pass in this step brings another batch."""
-        self._looks = True
+        self._counter.next_batch()
 
     def set_samples(self, samples: int) -> None:
         if samples < 0:
@@ -82,4 +101,4 @@ class BatchWeight:
             _torch.forget(self._handle)
         self._samples = self._handle = None
         self._seen = 0
-        self._looks = True
+        self._counter.next_batch()

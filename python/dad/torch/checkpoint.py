@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from dad.local_steps.saved import is_local
 from dad.process_sets import ProcessSet, global_process_set
 from dad.state.all_ranks import AllRanks, replacing
 from dad.state.state_bytes import from_bytes, to_bytes
 from dad.state.states import merge
+from dad.torch.local_state import with_inner_state
 
 _FORMAT = "dad checkpoint 1"
 
@@ -78,7 +80,10 @@ def save(
             mine["model"] = model.state_dict()
         if optimizer is not None:
             mine["optimizer"] = optimizer.state_dict()
-        kept = mine.get("optimizer", {}).pop("dad", None)
+        state = mine.get("optimizer", {})
+        if "dad" in state and is_local(state["dad"]):
+            state["dad"] = with_inner_state(state)
+        kept = state.pop("dad", None)
         data = b"" if kept is None else to_bytes(as_arrays(kept))
     everyone = ranks.gather_on_first(data)
     with ranks.step(f"write {path}"):

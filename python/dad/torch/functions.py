@@ -9,6 +9,7 @@ import cloudpickle
 import torch
 
 from dad.basics import rank
+from dad.local_steps.saved import is_local
 from dad.log import log
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
@@ -80,7 +81,10 @@ def broadcast_optimizer_state(
         return tensors[-1]
 
     state = optimizer.state_dict() if is_root else {}
-    if "dad" in state:  # what a rank keeps for later steps is its own
+    keeps = "dad" in state  # for later steps, which is its own
+    if keeps and is_local(state["dad"]):
+        state = {key: value for key, value in state.items() if key != "dad"}
+    elif keeps:
         if state["dad"]["states"] or state["dad"]["kept"]:
             log.warning(
                 "broadcast_optimizer_state() gives all ranks the state of rank %d: what they had kept "
@@ -96,7 +100,7 @@ def broadcast_optimizer_state(
     _broadcast_all([(f"optimizer_state.{i}", tensor) for i, tensor in enumerate(tensors)], root_rank)
     if not is_root:
         optimizer.load_state_dict(state)
-    elif "dad" in state:
+    elif keeps:
         optimizer._dad.doubt()  # type: ignore[attr-defined]
 
 

@@ -92,6 +92,7 @@ class GradientSync:
         self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
         self._failed: list[Exception] = []  # what went wrong in this step
         self._waited = False  # for all results of this step
+        self._compares = False  # replicas, in this step
         self._follows_plan = True  # the same one as the other ranks
         self.waited_seconds = 0.0  # for results, in all steps
         # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
@@ -353,21 +354,29 @@ class GradientSync:
 
     # Waiting
 
-    def synchronize(self) -> None:
-        """Afterwards every parameter's .grad is the reduced one. Raises the first error, with nothing left
-        in flight. Ends the step."""
+    def start(self) -> None:
+        """Sends all there is, as synchronize() would, which waits for it later."""
         self.watch()
         if not self.touched:
             self._begin_step()
         try:
             self._send_rest()
             # Only here, which all ranks come to, and while gradients are in flight.
-            name, compares = self._session.agreement.name, not self._session.agreement.is_due()
-            if compares:
-                self._try(self.replicas.begin, name, self._replica)
+            if not self._compares and not self._session.agreement.is_due():
+                self._compares = True
+                self._try(self.replicas.begin, self._session.agreement.name, self._replica)
+        except BaseException:
+            self.end_step()
+            raise
+
+    def synchronize(self) -> None:
+        """Afterwards every parameter's .grad is the reduced one. Raises the first error, with nothing left
+        in flight. Ends the step."""
+        self.start()
+        try:
             self._wait()
-            if compares:
-                self._try(self.replicas.end, name)
+            if self._compares:
+                self._try(self.replicas.end, self._session.agreement.name)
             failed = self._failed
         finally:
             self.end_step()
@@ -497,7 +506,7 @@ class GradientSync:
         """Back to the start of a step. What is still in flight is left to itself."""
         self._unwatch()
         self._failed = []
-        self._waited = False
+        self._waited = self._compares = False
         self._follows_plan = True
         self._backward_calls = 0
         self._units.reset()

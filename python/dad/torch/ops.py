@@ -558,9 +558,14 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     return output
 
 
+before_join: list[Callable[[], None]] = []  # what else this rank has to say
+
+
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
+    for prepare in before_join:
+        prepare()
     _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
     return last_rank
 

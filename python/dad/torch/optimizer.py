@@ -16,6 +16,9 @@ import torch
 from dad._lib import _core
 from dad.arguments import set_id
 from dad.basics import Adasum, Average, Sum, rank, size
+from dad.local_steps.methods import require_average
+from dad.local_steps.outer import Outer
+from dad.local_steps.settings import resolve as resolve_local_steps
 from dad.log import log
 from dad.methods import compression as _methods
 from dad.methods.planned import has_planned_method
@@ -25,6 +28,7 @@ from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import grad_scaler
 from dad.torch.adasum import DeltaOptimizer
 from dad.torch.gradient_sync import GradientSync, next_stream
+from dad.torch.local_optimizer import LocalOptimizer
 from dad.torch.naming import name_parameters, new_names, split_groups
 from dad.torch.ops import allreduce
 from dad.torch.replicas import hyperparameters
@@ -194,6 +198,9 @@ def _after_unscale(optimizer: torch.optim.Optimizer, found_inf: dict[Any, torch.
     if isinstance(optimizer, DeltaOptimizer):
         optimizer.agree_on_infinity(found_inf)
         return
+    if isinstance(optimizer, LocalOptimizer):
+        optimizer.unscaled(found_inf)
+        return
     skips = any(float(found) > 0 for found in found_inf.values())
     if skips and isinstance(optimizer, GradientOptimizer) and optimizer._dad_active:
         optimizer._dad.return_last()
@@ -220,6 +227,10 @@ def DistributedOptimizer(
     *,
     model: torch.nn.Module | None = None,
     weighted: bool = False,
+    local_steps: int | str = 1,
+    outer: Outer | None = None,
+    fragments: int = 1,
+    delay: int = 0,
 ) -> Any:
     """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
     before it uses them. They are sent while backward() still runs. step() waits for them, and so does
@@ -235,10 +246,17 @@ def DistributedOptimizer(
     model: names parameters of groups that are added later.
     weighted: ranks count by their samples, the leading dimension of what goes into the model; or what
         optimizer.set_batch_size(samples) says before each backward().
+    local_steps: ranks take that many steps by themselves before they average the changes of their weights; or
+        a time such as "5s" (docs/local_steps.md). The default, with that of the next three, can be changed
+        from outside: dadrun --local-steps, --outer, --fragments, --delay.
+    outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as it is.
+    fragments: the model is exchanged in so many parts in turn, while training goes on.
+    delay: 1: the result of an exchange is applied when the next one begins, so that the line has all the
+        time between them.
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not a torch.optim.Optimizer")
-    if isinstance(optimizer, GradientOptimizer | DeltaOptimizer):
+    if isinstance(optimizer, GradientOptimizer | DeltaOptimizer | LocalOptimizer):
         raise ValueError("this optimizer is a DistributedOptimizer already")
     if gradient_predivide_factor != 1.0 and op != Average:
         raise ValueError("gradient_predivide_factor needs op=Average")
@@ -265,6 +283,9 @@ def DistributedOptimizer(
             f"compression={compression.spec()!r} works for op=Average and op=Sum only: other ops need "
             "the whole gradient of every rank"
         )
+    rounds = resolve_local_steps(local_steps, outer, fragments, delay)
+    if rounds.is_on:
+        require_average(op)
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
     named_parameters = None if named_parameters is None else list(named_parameters)
@@ -280,6 +301,11 @@ def DistributedOptimizer(
 
     prefix = f"allreduce.noname.{next_stream(process_set)}"
     named = name_parameters(optimizer.param_groups, named_parameters, prefix)
+    if rounds.is_on:
+        wrapped = _with_base(LocalOptimizer, optimizer)
+        wrapped._dad_init(rounds, named if active else None, compression, process_set)
+        wrapped._parameter_names = {param: name for name, param in named}
+        return wrapped
     grouped = split_groups([param for _, param in named], groups)
     sync = GradientSync(
         compression=compression,

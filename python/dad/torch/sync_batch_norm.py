@@ -18,8 +18,11 @@ class SyncBatchNorm(_BatchNorm):
     """torch.nn.BatchNorm1d/2d/3d on the joined batch of all ranks, which may be of unequal size.
 
     As with Horovod the gradients of weight and bias are those of this rank's rows; the optimizer
-    reduces them like any other.
+    reduces them like any other. Between the exchanges of local steps ranks use their own batches
+    (docs/local_steps.md).
     """
+
+    uses_own_batches = False
 
     def __init__(
         self,
@@ -41,7 +44,7 @@ class SyncBatchNorm(_BatchNorm):
         self._check_input_dim(input)
         if not self.training and self.track_running_stats:
             return super().forward(input)
-        if size() == 1:
+        if size() == 1 or self.uses_own_batches:
             return super().forward(input)
         output, mean, variance, count = _Normalize.apply(input, self.weight, self.bias, self.eps, self._name)
         if self.training and self.track_running_stats:

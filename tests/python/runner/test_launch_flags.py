@@ -80,6 +80,7 @@ def test_flags_become_variables_of_both_names():
         *("--timeline-filename", "t.json", "--log-level", "debug", "--log-without-timestamp", "--autotune"),
         *("--gloo-timeout-seconds", "7", "--start-timeout", "11", "--no-hierarchical-allreduce", "--tcp"),
         *("--compression", "rank_dad:rank=4", "--report", "r.json", "--plan", "--threads-per-rank", "3"),
+        *("--local-steps", "5s", "--outer", "lr=0.5", "--fragments", "2", "--delay", "1"),
     )
     assert args.command == ["python", "train.py", "--verbose"]
     assert not args.verbose
@@ -108,6 +109,10 @@ def test_flags_become_variables_of_both_names():
         "HOROVOD_HIERARCHICAL_ALLREDUCE": "0",
         "NCCL_IB_DISABLE": "1",
         "DAD_COMPRESSION": "rank_dad:rank=4",
+        "DAD_LOCAL_STEPS": "5s",
+        "DAD_OUTER": "lr=0.5",
+        "DAD_FRAGMENTS": "2",
+        "DAD_DELAY": "1",
         "DAD_REPORT": "r.json",
         "DAD_PLAN": "1",
         "DAD_THREADS_PER_RANK": "3",
@@ -228,6 +233,12 @@ def test_elastic_settings_of_the_config_file(tmp_path):
         (["--jsrun", "-np", "1", "true"], "--mpi"),
         (["-np", "1", "--compression", "gzip", "true"], "no method 'gzip'"),
         (["-np", "1", "--compression", "rank_dad:rank=0", "true"], "rank=0"),
+        (
+            ["-np", "1", "--local-steps", "0", "true"],
+            "--local-steps 0: local_steps='0' is not possible; a whole",
+        ),
+        (["-np", "1", "--outer", "lr=-1", "true"], "lr=-1.0 is not possible; a number above 0"),
+        (["-np", "1", "--delay", "2", "true"], "delay=2 is not possible; a whole number from 0 to 1"),
         (["-np", "1", "--cache-capacity", "-5", "true"], "--cache-capacity -5"),
         (["-np", "1", "--threads-per-rank", "0", "true"], "--threads-per-rank 0: expected a whole number"),
         (["-np", "1", "--start-timeout", "-1", "true"], "--start-timeout -1"),
