@@ -30,9 +30,11 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from dad._lib import _core
+from dad.errors import MismatchError
 from dad.local_steps.clock import Clock, CountClock, TimeClock
 from dad.local_steps.outer import Outer
 from dad.local_steps.settings import LocalSteps
+from dad.rank_groups import who_has_what
 
 _BLEND = 0.5  # of a rank's own weights, where fragments travel while training goes on
 
@@ -275,14 +277,25 @@ class Rounds:
             for fragment in self._in_flight:
                 fragment.abandon()
             self._in_flight = [fragment for fragment in self._in_flight if fragment.arrived is not None]
-        here = self._where()
+        here = {**self._where(), "options": self.settings.common_options()}
         data = json.dumps([self._process_set.rank(), here]).encode()
         gathered = _core.gather_bytes(f"local_steps.{self._name}", data, self._process_set.process_set_id)
         everyone = dict(json.loads(one) for one in gathered)
+        self._require_the_same({rank: one.pop("options") for rank, one in everyone.items()})
         if len({json.dumps(one) for one in everyone.values()}) > 1:
             leader = max(everyone, key=lambda rank: (everyone[rank]["rounds"], -rank))
             self._follow(leader, everyone[leader])
         self._agreed_at = self._epoch()
+
+    @staticmethod
+    def _require_the_same(options: dict[int, dict[str, str]]) -> None:
+        for option in next(iter(options.values())):
+            values = {rank: one[option] for rank, one in options.items()}
+            if len(set(values.values())) > 1:
+                raise MismatchError(
+                    f"ranks disagree on the options of their DistributedOptimizer: {option} "
+                    f"{who_has_what(values)}. Give all ranks the same {option}"
+                )
 
     def _where(self) -> dict[str, Any]:
         return {

@@ -30,7 +30,9 @@ def merge_rounds(saved: Sequence[Saved], new_size: int, merge: Any) -> list[Save
     merge: that of states.py.
     """
     by_rank = sorted(saved, key=lambda one: one["rank"])
-    merged = [merge([unpack(one["fragments"])[i] for one in by_rank], new_size) for i in _fragments(by_rank)]
+    fragments = list(zip(*(unpack(one["fragments"]) for one in by_rank), strict=True))
+    # Nothing is kept for what goes dense.
+    merged = [merge(ranks, new_size) if all(ranks) else [{}] * new_size for ranks in fragments]
     states = []
     for rank in range(new_size):
         old = by_rank[rank] if rank < len(by_rank) else {}
@@ -47,7 +49,3 @@ def merge_rounds(saved: Sequence[Saved], new_size: int, merge: Any) -> list[Save
             }
         )
     return states
-
-
-def _fragments(saved: Sequence[Saved]) -> range:
-    return range(len(saved[0]["fragments"]))

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from dad._lib import _core
 from dad.basics import num_inits, rank
 from dad.local_steps.fragments import split
 from dad.local_steps.methods import for_changes
@@ -20,11 +19,11 @@ from dad.local_steps.rounds import Rounds
 from dad.local_steps.saved import pack, unpack
 from dad.local_steps.settings import LocalSteps
 from dad.log import log
-from dad.planning.table import plan_rows
 from dad.planning.text import PlanPrinter
 from dad.process_sets import ProcessSet
 from dad.torch import ops
 from dad.torch.batch_weight import BatchCounter
+from dad.torch.checkpoint import as_tensors
 from dad.torch.compression import Compression
 from dad.torch.local_part import TorchPart, split_named
 from dad.torch.local_state import from_tensor, to_tensor
@@ -52,7 +51,7 @@ class _Exchange:
                 name = f"local_steps.statistics.{part.sync.stream}"
                 part._statistics = self.statistics = Statistics(name, process_set)
             self.parts.append(part)
-        self.name = f"torch.{self.parts[0].sync.stream}"
+        self.name = self.parts[0].name
         self.rounds = Rounds(settings, self.parts, self.name, process_set, lambda: (num_inits(), ops.joins()))
         me = weakref.ref(self)
 
@@ -100,7 +99,7 @@ class _Exchange:
         """Something may have happened on other ranks that this one does not know of."""
         self.rounds.doubt()
         for part in self.parts:
-            part.sync.doubt()
+            part.doubt()
 
     def __del__(self) -> None:
         for hook in self._hooks:
@@ -202,7 +201,7 @@ class LocalOptimizer:
                 "size": self._dad.process_set.size(),
                 "common": to_tensor(common),
                 "own": to_tensor(own),
-                "fragments": pack([part.sync.save() for part in self._dad.parts]),
+                "fragments": as_tensors(pack([part.save() for part in self._dad.parts])),
             }
         return state
 
@@ -231,19 +230,13 @@ class LocalOptimizer:
         own = from_tensor(saved["own"]) if mine and "own" in saved else None
         self._dad.rounds.load(common, own)
         for part, one in zip(self._dad.parts, unpack(saved["fragments"]), strict=True):
-            part.sync.load(one)
+            part.load(one)
 
     def plan(self) -> list[dict[str, Any]]:
         """One row per tensor: what is sent for it in a round, and why."""
         if self._dad is None:
             return []
-        rows = []
-        for part in self._dad.parts:
-            sync = part.sync
-            choices = sync.plan.choices if sync.plan is not None else []
-            measured = _core.stats()["tensors"] if sync.steps > 0 else {}
-            why = "the change of the weights"
-            rows += plan_rows(sync.slots.values(), choices, sync.circle.size, why, measured)
+        rows = [row for part in self._dad.parts for row in part.plan()]
         length = self._dad.settings.length
         return [{**row, "every": length, "why": f"{row['why']}; once in {length}"} for row in rows]
 

@@ -13,9 +13,12 @@ from typing import Any
 
 import torch
 
+from dad._lib import _core
 from dad.basics import Average, Sum
 from dad.methods.planned import looks_at_variance
+from dad.planning.table import plan_rows
 from dad.process_sets import ProcessSet
+from dad.torch.checkpoint import as_arrays
 from dad.torch.gradient_sync import GradientSync
 from dad.torch.local_statistics import Statistics
 from dad.torch.naming import Named
@@ -40,6 +43,7 @@ class TorchPart:
             weighted=False,
         )
         self.sync.loss_scale = lambda: 1.0  # no loss has to do with the changes
+        self.name = f"torch.{self.sync.stream}"
         self._process_set = process_set
         self._params = [param for _, param in named]
         self._names = [name for name, _ in named]
@@ -130,6 +134,28 @@ class TorchPart:
             for name, value in zip(self._names, values, strict=True)
         ]
         return [synchronize(handle) for handle in handles]
+
+    def tensor(self, array: Any) -> torch.Tensor:
+        return torch.as_tensor(array)
+
+    def doubt(self) -> None:
+        self.sync.doubt()
+
+    def plan(self) -> list[dict[str, Any]]:
+        """One row per tensor: what is sent for it in an exchange, and why."""
+        sync = self.sync
+        choices = sync.plan.choices if sync.plan is not None else []
+        # Before the first exchange, what is measured of these names is another optimizer's.
+        measured = _core.stats()["tensors"] if sync.steps > 0 else {}
+        return plan_rows(
+            sync.slots.values(), choices, sync.circle.size, "the change of the weights", measured
+        )
+
+    def save(self) -> dict[str, Any]:
+        return as_arrays(self.sync.save())
+
+    def load(self, saved: dict[str, Any]) -> None:
+        self.sync.load(saved)
 
 
 def _stand_in(param: torch.Tensor) -> torch.nn.Parameter:

@@ -399,7 +399,7 @@ def check_time_ends_rounds_for_ranks_of_any_speed():
 
     model = model_of()
     optimizer = wrapped(model, local_steps="200ms")
-    begin, steps, rounds = time.monotonic(), 0, 0
+    steps, rounds = 0, 0
     while optimizer._dad.rounds.rounds < 5:
         train(model, optimizer, steps)
         time.sleep(0.002 * 4 ** hvd().rank())
@@ -407,11 +407,10 @@ def check_time_ends_rounds_for_ranks_of_any_speed():
         if optimizer._dad.rounds.rounds > rounds:
             rounds += 1
             assert optimizer._dad.rounds.is_between
-    all_steps = hvd().allgather(torch.tensor([steps]))
-    assert all_steps[0] > 2 * all_steps[1] > 0, all_steps
     optimizer.end_round()
     assert same_bits_everywhere(model)
-    assert time.monotonic() - begin < 30
+    all_rounds = hvd().allgather(torch.tensor([optimizer._dad.rounds.rounds]))
+    assert len(set(all_rounds.tolist())) == 1
 
 
 def check_a_new_world_goes_on_with_the_round():
@@ -461,3 +460,10 @@ def check_an_optimizer_state_that_is_broadcast_begins_a_round():
         train(model, optimizer, step)
     optimizer.end_round()
     assert same_bits_everywhere(model)
+
+
+def check_ranks_with_other_options_are_told_so():
+    model = model_of()
+    optimizer = wrapped(model, local_steps=4 if hvd().rank() == 1 else 2)
+    with pytest.raises(hvd().MismatchError, match="local_steps 2 on ranks 0, 2, 4 on rank 1"):
+        train(model, optimizer, 0)
