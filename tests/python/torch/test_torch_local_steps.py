@@ -159,7 +159,7 @@ def check_ranks_are_equal_after_a_round_and_not_within_it():
 
 
 def check_nothing_of_a_change_is_lost():
-    from dad.states import saved_shares
+    from dad.state.states import saved_shares
     from dad.torch.checkpoint import as_arrays
 
     for compression in ("int8", "topk:ratio=0.05", "rank_dad:rank=1,wire=int4", "vgc", "powersgd:rank=1"):
