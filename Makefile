@@ -13,9 +13,8 @@ setup:  ## system packages, .venv, the build, dad in .venv; a second run takes s
 build:  ## only the libraries, incremental
 	@scripts/setup.sh build
 
-demo: setup  ## four processes train on Fashion-MNIST: dense, exact, vgc and auto; two train with Keras
-	@$(VENV)/bin/dadrun -np 4 $(VENV)/bin/python examples/fashion_mnist.py
-	@$(VENV)/bin/dadrun -np 2 $(VENV)/bin/python examples/keras_fit.py --epochs 1 --compression auto
+demo: setup  ## four processes train on a line of 100 Mbit: dense, exact, vgc and auto; a table and a picture
+	@$(VENV)/bin/python scripts/demo.py
 
 test: setup  ## all tests, C++ and Python
 	@scripts/setup.sh tests

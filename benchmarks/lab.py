@@ -69,10 +69,21 @@ def launch(
     benchmark: str, parameters: dict[str, Any], ranks: int = 4, link: Link = UNSHAPED, timeout: float = 900
 ) -> list[Any]:
     """Runs `work(parameters)` of a benchmark on every rank; the results by rank."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        worker = [sys.executable, str(HERE / "worker.py"), benchmark, json.dumps(parameters), name]
+        run_ranks(worker, folder, ranks, link, timeout, sys.stderr)
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def run_ranks(
+    command: list[str], folder: Path, ranks: int, link: Link, timeout: float, output: IO[str]
+) -> None:
+    """Runs `command` on every rank with torchrun's variables. Rank 0 prints to `output`; what ranks
+    write to standard error goes to files in `folder`."""
     with contextlib.ExitStack() as stack:
         if link.is_shaped:
             stack.enter_context(_network(ranks, link))
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         address, port = ("10.88.0.1", 21000) if link.is_shaped else ("127.0.0.1", _free_port())
         processes: list[subprocess.Popen[bytes]] = []
         stack.callback(_end, processes)
@@ -82,19 +93,10 @@ def launch(
             place |= {"MASTER_ADDR": address, "MASTER_PORT": port, "OMP_NUM_THREADS": 1}
             interface = "eth0" if link.is_shaped else "lo"
             place |= {"GLOO_SOCKET_IFNAME": interface, "DAD_GLOO_IFACE": interface}
-            command = [
-                sys.executable,
-                str(HERE / "worker.py"),
-                benchmark,
-                json.dumps(parameters),
-                str(folder),
-            ]
-            if link.is_shaped:
-                command = ["ip", "netns", "exec", f"{LAB_NAME}-{rank}", *command]
+            host = ["ip", "netns", "exec", f"{LAB_NAME}-{rank}"] if link.is_shaped else []
             log = stack.enter_context((folder / f"{rank}.log").open("wb"))
-            processes.append(_start(command, place, sys.stderr if rank == 0 else None, log))
+            processes.append(_start([*host, *command], place, output if rank == 0 else None, log))
         _wait(processes, folder, timeout)
-        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 
 
 @contextlib.contextmanager

@@ -1,18 +1,18 @@
-"""Several processes train one network on Fashion-MNIST; the demo of dad.
+"""Several processes train one network on Fashion-MNIST, once for each way to send gradients.
 
     dadrun -np 4 python examples/fashion_mnist.py
     dadrun -np 4 python examples/fashion_mnist.py --epochs 10 --compression none rank_dad:rank=2
 
-Every process has its share of the images. After each backward pass dad averages the
-gradients, so that all hold the same network at all times. The training is repeated for
-each compression: with `none` the gradients travel as they are, with `exact` in the cheapest
-way that gives the same mean (on a fast link that may be as they are), with `vgc` only the
-elements that are unambiguous against their variance, with `auto` as factors of low rank. Then
-you see what each sent for each tensor and why, and a table that compares accuracy, bytes and
-time.
+Every process has its share of the images. After each backward pass dad averages the gradients, so
+that all processes hold the same network at all times. With `none` the gradients travel as they
+are, with `exact` in the cheapest way that gives the same mean (on a fast link that may be as they
+are), with `vgc` only the elements that are unambiguous against their variance, with `auto` as
+factors of low rank.
 """
 
 import argparse
+import json
+import sys
 import time
 
 import torch
@@ -24,16 +24,18 @@ import dad
 import dad.torch as hvd
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("--epochs", type=int, default=3)
+parser.add_argument("--epochs", type=int, default=1)
 parser.add_argument("--batch-size", type=int, default=64, help="images per process and step")
 parser.add_argument("--lr", type=float, default=0.05, help="for 256 images per step")
 parser.add_argument("--compression", nargs="+", default=["none", "exact", "vgc", "auto"])
+parser.add_argument("--evaluations", type=int, default=6, help="per epoch")
+parser.add_argument("--history", metavar="FILE", help="write accuracy, bytes and times there as JSON")
 args = parser.parse_args()
 
 
-def say(*words):
+def say(*words, end="\n"):
     if hvd.rank() == 0:
-        print(*words, flush=True)
+        print(*words, end=end, flush=True)
 
 
 def total(value):
@@ -55,7 +57,8 @@ def accuracy(model, images, labels):
 
 
 def train(compression, train_set, test_set):
-    """One training from the start. Returns accuracy, bytes sent by this process, seconds and the plan."""
+    """One training from the start. Returns the plan and, for each evaluation, the step, the seconds
+    and MB sent per process until then, the loss and the test accuracy."""
     images, labels = train_set
     model = make_model()
     optimizer = torch.optim.SGD(
@@ -68,28 +71,48 @@ def train(compression, train_set, test_set):
 
     # The same number of steps everywhere, also when the shares differ by an image.
     steps = int(hvd.allreduce(torch.tensor(len(images) // args.batch_size), op=hvd.Min))
+    last, often = steps * args.epochs, max(1, steps // args.evaluations)
     order = torch.Generator().manual_seed(hvd.rank())
-    sent_bytes, seconds = 0, 0.0
-    for epoch in range(1, args.epochs + 1):
-        dad.reset_stats()  # so that the plan shows the bytes of the last epoch, without the first steps
-        start = time.perf_counter()
-        loss_sum = 0.0
-        batches = torch.randperm(len(images), generator=order).split(args.batch_size)[:steps]
-        for batch in batches:
+    history, step, seconds, sent_bytes = [], 0, 0.0, 0
+    live = sys.stdout.isatty()
+    dad.reset_stats()
+    start = time.perf_counter()
+    for _ in range(args.epochs):
+        for batch in torch.randperm(len(images), generator=order).split(args.batch_size)[:steps]:
             optimizer.zero_grad()
             loss = F.cross_entropy(model(images[batch]), labels[batch])
             loss.backward()
             optimizer.step()
-            loss_sum += loss.item()
-        seconds += time.perf_counter() - start
-        sent_bytes += dad.stats()["wire_bytes_sent"]
-        loss = total(loss_sum / steps) / hvd.size()
-        right = accuracy(model, *test_set)
-        say(
-            f"  {compression}: epoch {epoch}/{args.epochs}   loss {loss:.3f}   test accuracy {right:.2%}"
-            f"   {seconds:5.1f} s"
-        )
-    return right, sent_bytes, seconds, optimizer.plan()
+            step += 1
+            evaluate = step % often == 0 or step == last
+            if live and step % 5 == 0 or evaluate:
+                now = seconds + time.perf_counter() - start
+                sent = (sent_bytes + dad.stats()["wire_bytes_sent"]) / 1e6
+                line = (
+                    f"  {compression:<8} step {step:>4}/{last}   loss {loss.item():.3f}   {sent:8.2f} MB sent"
+                )
+                line += f"   {now:5.1f} s, {now / step * (last - step):3.0f} s left"
+                if live:
+                    say(f"\r{line}", end="")
+            if evaluate:  # takes no part in the times and bytes
+                seconds, sent_bytes = now, sent_bytes + dad.stats()["wire_bytes_sent"]
+                right = accuracy(model, *test_set)
+                megabytes = total(sent_bytes) / hvd.size() / 1e6
+                history.append(
+                    {
+                        "step": step,
+                        "seconds": seconds,
+                        "MB": megabytes,
+                        "loss": loss.item(),
+                        "accuracy": right,
+                    }
+                )
+                say(f"{chr(13) if live else ''}{line}   test accuracy {right:.2%}", end="" if live else "\n")
+                dad.reset_stats()
+                start = time.perf_counter()
+    if live:
+        say()
+    return history, optimizer.plan()
 
 
 hvd.init()
@@ -97,10 +120,9 @@ say(f"Fashion-MNIST, {hvd.size()} processes, {args.batch_size} images each per s
 train_set = fashion_mnist("train", hvd.rank(), hvd.size())
 test_set = fashion_mnist("t10k", hvd.rank(), hvd.size())
 
-rows, plans = [], {}
+histories, plans = {}, {}
 for compression in args.compression:
-    right, sent_bytes, seconds, plans[compression] = train(compression, train_set, test_set)
-    rows.append((compression, right, total(sent_bytes) / hvd.size() / 1e6, seconds))
+    histories[compression], plans[compression] = train(compression, train_set, test_set)
 
 for compression, plan in plans.items():
     if compression != "none":
@@ -109,9 +131,18 @@ for compression, plan in plans.items():
             shape = " x ".join(map(str, row["shape"]))
             say(f"  {row['name']:<10} {shape:<10} {row['method']:<9} {row['bytes']:>8}   {row['why']}")
 
-say(f"\n{'compression':<16} {'test accuracy':>14} {'MB sent per process':>20} {'ratio':>7} {'seconds':>8}")
-most = max(megabytes for _, _, megabytes, _ in rows)
-for compression, right, megabytes, seconds in rows:
-    ratio = most / megabytes if megabytes else 1.0  # one process sends nothing
-    say(f"{compression:<16} {right:>14.2%} {megabytes:>20.2f} {ratio:>6.1f}x {seconds:>8.1f}")
+head = f"{'compression':<16} {'test accuracy':>13} {'MB sent':>9}"
+say(f"\n{head} {'fewer bytes':>12} {'seconds':>8} {'faster':>9}")
+first = histories[args.compression[0]][-1]
+for compression, history in histories.items():
+    end = history[-1]
+    fewer = first["MB"] / end["MB"] if end["MB"] else 1.0  # one process sends nothing
+    faster = first["seconds"] / end["seconds"]
+    say(
+        f"{compression:<16} {end['accuracy']:>13.2%} {end['MB']:>9.2f} {fewer:>6.1f} times"
+        f" {end['seconds']:>8.1f} {faster:>3.1f} times"
+    )
+if args.history and hvd.rank() == 0:
+    with open(args.history, "w") as file:
+        json.dump(histories, file, indent=1)
 hvd.shutdown()
