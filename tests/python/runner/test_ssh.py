@@ -291,3 +291,35 @@ def test_host_that_does_not_answer_is_given_up_in_time(monkeypatch, tmp_path):
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
     assert check_host("anywhere", SshOptions(), timeout=0.5) == "no answer within 0.5 s"
+
+
+def test_elastic_job_goes_on_without_a_host_and_takes_it_back(ssh_environment, tmp_path):
+    mark = f"mark-{os.getpid()}-elastic"
+    worker = str(Path(__file__).parents[1] / "elastic" / "tiny_worker.py")
+    command = [*DADRUN, "--min-np", "1", "-H", "node1:1,node2:1", sys.executable, worker, mark]
+    job = subprocess.Popen(
+        command,
+        env=ssh_environment | {"TINY_FOLDER": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines = []
+
+    def wait_for(*texts):
+        left = list(texts)
+        while left:
+            lines.append(job.stdout.readline())
+            assert lines[-1], "".join(lines)
+            left = [text for text in left if text not in lines[-1]]
+
+    wait_for("node1:0 meets 2", "node2:0 meets 2")
+    victim = next(child for child in psutil.Process(job.pid).children() if "node1" in child.cmdline())
+    victim.kill()  # the connection to rank 0's host
+    wait_for("rank 0 on node1 was lost: its ssh client was killed by signal 9", "node2:0 meets 1")
+    wait_for("node2:0 meets 2", "node1:0 meets 2")
+    (tmp_path / "finish").touch()
+    lines.append(job.communicate(timeout=30)[0])
+    assert job.returncode == 0, "".join(lines)
+    assert "node2:0 place 0 1 0 1 0 1" in "".join(lines)
+    wait_until(lambda: not marked_processes(mark))
