@@ -157,6 +157,7 @@ _ELASTIC = "elastic launchers set it; optimizers are then distributed even if th
 NOT_SETTINGS = {
     "DAD_CORE_SHARE": "dadrun tells its ranks how many threads it has chosen, and for which libraries",
     "DAD_RUN_SECRET": "dad.run() signs what it sends to its ranks with it",
+    "DAD_WARM_START": "0: workers that an elastic dadrun starts again import their libraries themselves",
     "DAD_RESTART_COUNT": "dadrun --restarts tells how often it has started the job again",
     "HOROVOD_ELASTIC_TIMEOUT": "dadrun's --elastic-timeout where the flag is not given; ranks wait as long",
     "DAD_ELASTIC": _ELASTIC,

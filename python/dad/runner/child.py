@@ -11,12 +11,16 @@ The command's output goes to our own stdout and stderr, untouched. We exit with 
 code, or 128 + N if signal N killed it, as shells do. ssh exits with 255 when a connection breaks, so on
 another host a command that does so is followed by a line that says so.
 
+With "nursery": NAME the rank is forked by elastic/nursery.py, if that runs. With "alone": true processes that
+the command has started may outlive it.
+
 A rank of dad gets its share of the cores of the host it runs on, as variables for OpenMP (torch, NumPy),
 TensorFlow and dad itself, unless they are set already.
 
 On other hosts this file's text is run with `python -c`, so it needs nothing but Python.
 """
 
+import array
 import contextlib
 import ctypes
 import errno
@@ -25,6 +29,8 @@ import os
 import select
 import shutil
 import signal
+import socket
+import struct
 import sys
 import time
 
@@ -44,7 +50,12 @@ def prctl(option, value):
 
 
 class Child:
+    # Whether we end when the process that has started us does.
+    follows_parent = True
+
     def __init__(self, spec):
+        self.leash = None  # a connection whose end is our end
+        self.is_alone = spec.get("alone", False)  # what the command starts may outlive it
         self.grace_seconds = spec.get("grace_seconds", 5)
         self.exit_code = None
         self.kill_at = None
@@ -57,10 +68,12 @@ class Child:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, lambda *_: self.terminate())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-        # Orphans of the rank become ours, so that we can wait for the end of all that it has started.
-        prctl(PR_SET_CHILD_SUBREAPER, 1)
-        # The launcher's death is seen even if a fork of it still holds our input open.
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if not self.is_alone:
+            # Orphans of the rank become ours, so that we can wait for the end of all that it has started.
+            prctl(PR_SET_CHILD_SUBREAPER, 1)
+        if self.follows_parent:
+            # The launcher's death is seen even if a fork of it still holds our input open.
+            prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         self.pid = self.start(spec)
 
     def start(self, spec):
@@ -71,10 +84,9 @@ class Child:
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             return pid
-        command = spec["command"]
         environment = spec.get("env") or dict(os.environ)
-        share_cores(environment, usable_cores())
         try:
+            share_cores(environment, usable_cores())
             os.setpgid(0, 0)
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
@@ -84,6 +96,14 @@ class Child:
             signal.set_wakeup_fd(-1)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             self.change_directory(spec.get("cwd"), environment)
+        except BaseException as error:
+            os.write(2, f"dadrun: cannot start a rank: {error}\n".encode())
+            os._exit(127)
+        return self.execute(spec["command"], environment)
+
+    def execute(self, command, environment):
+        """In the new process, as the last thing."""
+        try:
             os.execvpe(command[0], command, environment)
         except OSError as error:
             reason = error.strerror
@@ -122,6 +142,8 @@ class Child:
 
     def end_strays(self):
         """What the rank has started in sessions of their own is not in its group. False when none is left."""
+        if self.is_alone:
+            return False
         found = descendants()
         is_late = self.kill_at is not None and time.monotonic() >= self.kill_at
         for pid in found if is_late else found - self.strays:
@@ -143,7 +165,7 @@ class Child:
                 self.exit_code = code if code >= 0 else 128 - code
 
     def run(self, silence_seconds):
-        inputs = [0, self.wakeup]
+        inputs = [0, self.wakeup] + ([] if self.leash is None else [self.leash])
         last_sign = time.monotonic()
         while True:
             self.reap()
@@ -162,6 +184,9 @@ class Child:
             ready, _, _ = select.select(inputs, [], [], 0.02 if busy else 1.0)
             if self.wakeup in ready:
                 os.read(self.wakeup, 4096)
+            if self.leash in ready:
+                inputs.remove(self.leash)
+                self.terminate()
             if 0 in ready:
                 data = os.read(0, 4096)
                 last_sign = now
@@ -295,10 +320,45 @@ def read_spec():
     return json.loads(read_exactly(int(length)))
 
 
+def borrow(spec):
+    """Has the rank forked by a process that has its libraries already (elastic/nursery.py).
+
+    The exit code of the rank, or None if there is no such process.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as nursery:
+        nursery.settimeout(5.0)
+        try:
+            nursery.connect("\0" + spec["nursery"])
+            credentials = nursery.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+            if struct.unpack("3i", credentials)[1] != os.geteuid():
+                return None
+            order = json.dumps(spec).encode()
+            streams = array.array("i", [0, 1, 2])
+            nursery.sendmsg(
+                [struct.pack("!I", len(order))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, streams)]
+            )
+            nursery.sendall(order)
+            if nursery.recv(1) != b"+":
+                return None
+            nursery.sendall(b"!")
+        except OSError:
+            return None
+        nursery.settimeout(None)
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # our end is the end of the connection
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        code = b""
+        with contextlib.suppress(OSError):
+            while not code.endswith(b"\n") and (more := nursery.recv(16)):
+                code += more
+        return int(code) if code else 128 + signal.SIGKILL
+
+
 def main():
     spec = read_spec()
     silence_seconds = spec.get("silence_seconds", 0)
-    code = Child(spec).run(silence_seconds)
+    code = borrow(spec) if spec.get("nursery") else None
+    if code is None:
+        code = Child(spec).run(silence_seconds)
     if silence_seconds and code == SSH_FAILED:
         os.write(2, b"dadrun: the command ended with exit code 255\n")
     sys.exit(code)

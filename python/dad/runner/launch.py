@@ -188,8 +188,9 @@ def start_rank(
     *,
     is_again: bool = False,
     silence_seconds: float = remote.SILENCE_SECONDS,
+    **more: Any,
 ) -> RankProcess:
-    """`is_again`: the copies of its output are continued. `silence_seconds`: of remote.start_remote()."""
+    """`is_again`: the copies of its output are continued. The rest is that of remote.start_remote()."""
     cwd = working_directory()
     out: BinaryIO | None = None
     err: BinaryIO | None = None
@@ -199,9 +200,11 @@ def start_rank(
         except OSError as error:
             raise LaunchError(f"--output-filename {plan.output_dir}: {error}") from error
     if is_remote:
-        process = remote.start_remote(slot.host, plan.ssh, plan.command, environment, cwd, silence_seconds)
+        process = remote.start_remote(
+            slot.host, plan.ssh, plan.command, environment, cwd, silence_seconds, **more
+        )
     else:
-        process = remote.start_local(plan.command, environment, cwd)
+        process = remote.start_local(plan.command, environment, cwd, **more)
     if plan.verbose:
         how = "over ssh" if is_remote else "here"
         print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)

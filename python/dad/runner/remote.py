@@ -14,6 +14,7 @@ import shlex
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from dad.runner.ssh import SshOptions
 
@@ -33,8 +34,12 @@ def exportable(environment: dict[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not _NOT_EXPORTED.fullmatch(name)}
 
 
-def start_local(command: list[str], environment: dict[str, str], cwd: str) -> subprocess.Popen[bytes]:
-    return _start([sys.executable, "-I", "-S", str(CHILD)], command, environment, cwd, silence_seconds=0)
+def start_local(
+    command: list[str], environment: dict[str, str], cwd: str, **more: Any
+) -> subprocess.Popen[bytes]:
+    """`more`: what child.py is told beside that."""
+    argv = [sys.executable, "-I", "-S", str(CHILD)]
+    return _start(argv, command, environment, cwd, silence_seconds=0, **more)
 
 
 def start_remote(
@@ -44,9 +49,10 @@ def start_remote(
     environment: dict[str, str],
     cwd: str,
     silence_seconds: float = SILENCE_SECONDS,
+    **more: Any,
 ) -> subprocess.Popen[bytes]:
     argv = [*ssh.command(host), remote_shell_command()]
-    return _start(argv, command, exportable(environment), cwd, silence_seconds)
+    return _start(argv, command, exportable(environment), cwd, silence_seconds, **more)
 
 
 def run_remote(
@@ -80,7 +86,12 @@ def remote_shell_command() -> str:
 
 
 def _start(
-    argv: list[str], command: list[str], environment: dict[str, str], cwd: str, silence_seconds: float
+    argv: list[str],
+    command: list[str],
+    environment: dict[str, str],
+    cwd: str,
+    silence_seconds: float,
+    **more: Any,
 ) -> subprocess.Popen[bytes]:
     spec = {
         "command": command,
@@ -88,6 +99,7 @@ def _start(
         "cwd": cwd,
         "silence_seconds": silence_seconds,
         "grace_seconds": GRACE_SECONDS,
+        **more,
     }
     text = json.dumps(spec).encode()
     # A session of its own: Ctrl-C is for the launcher alone, which then ends its ranks in order.

@@ -1,106 +1,12 @@
 """dadrun's elastic jobs with real processes of a worker without a framework (tiny_worker.py)."""
 
-import contextlib
-import os
-import queue
 import re
 import signal
-import subprocess
 import sys
-import threading
-import time
-from pathlib import Path
 
-import psutil
 import pytest
 
-import dad
-
-WORKER = str(Path(__file__).with_name("tiny_worker.py"))
-PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
-SECONDS = 40.0
-
-
-class Job:
-    """A dadrun; its lines, of both streams, in order."""
-
-    def __init__(self, folder, *args, command=(sys.executable, WORKER), events=(), env=None):
-        self.folder = folder
-        path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
-        self.mark = f"mark-{os.getpid()}-{folder.name}"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "dad.runner.cli", *args, *command, *events, self.mark],
-            env={**os.environ, "PYTHONPATH": path, "TINY_FOLDER": str(folder), **(env or {})},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines = []
-        self._queue = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self):
-        for line in self.process.stdout:
-            self._queue.put(line.rstrip("\n"))
-        self._queue.put(None)
-
-    def until(self, pattern, count=1):
-        """Reads on until so many new lines match; the last match."""
-        deadline = time.monotonic() + SECONDS
-        while True:
-            try:
-                line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
-            except queue.Empty:
-                pytest.fail(f"no {pattern!r} within {SECONDS} s:\n" + "\n".join(self.lines))
-            if line is None:
-                pytest.fail(f"the job has ended without {pattern!r}:\n" + "\n".join(self.lines))
-            self.lines.append(line)
-            if found := re.search(pattern, line):
-                count -= 1
-                if count == 0:
-                    return found
-
-    def finish(self):
-        (self.folder / "finish").touch()
-        return self.end()
-
-    def end(self):
-        """The exit code; all lines are read."""
-        code = self.process.wait(SECONDS)
-        while (line := self._queue.get(timeout=SECONDS)) is not None:
-            self.lines.append(line)
-        return code
-
-    @property
-    def text(self):
-        return "\n".join(self.lines)
-
-    def workers(self):
-        found = {}
-        for process in psutil.process_iter(["cmdline", "status", "environ"]):
-            command = process.info["cmdline"] or []
-            is_alive = process.info["status"] != psutil.STATUS_ZOMBIE
-            if is_alive and self.mark in command and "dad.runner.cli" not in command:
-                with contextlib.suppress(KeyError, TypeError):
-                    environ = process.info["environ"]
-                    found[f"{environ['HOROVOD_HOSTNAME']}:{environ['HOROVOD_LOCAL_RANK']}"] = process
-        return found
-
-
-@pytest.fixture
-def start(tmp_path):
-    jobs = []
-
-    def begin(*args, **options):
-        jobs.append(Job(tmp_path, *args, **options))
-        return jobs[-1]
-
-    yield begin
-    for job in jobs:
-        if job.process.poll() is None:
-            job.process.kill()
-            job.process.wait()
+from elastic_job import SECONDS, wait_until
 
 
 def write_hosts(folder, text):
@@ -167,7 +73,7 @@ def test_job_that_cannot_go_on_ends_with_every_reason(start):
     assert "3 workers in a row have failed on localhost" in job.text
     block = job.text[job.text.rindex("dadrun: rank 1 on localhost failed: exit code 5") :]
     assert "there is no host on which another could be started" in block
-    assert not job.workers()
+    assert not job.processes()
 
 
 def test_job_without_survivors_fails_with_the_first_to_fail(start):
@@ -179,7 +85,7 @@ def test_job_without_survivors_fails_with_the_first_to_fail(start):
     job.workers()["localhost:1"].kill()
     assert job.end() == 137
     assert "dadrun: no rank is left that has the state of the training" in job.text
-    assert not job.workers()
+    assert not job.processes()
 
 
 def test_elastic_job_with_a_limit_of_resets(start):
@@ -195,10 +101,7 @@ def test_end_of_the_launcher_ends_its_workers(start, number):
     assert len(job.workers()) == 2
     job.process.send_signal(number)
     code = job.process.wait(SECONDS)
-    deadline = time.monotonic() + 10
-    while job.workers():
-        assert time.monotonic() < deadline, job.text
-        time.sleep(0.05)
+    wait_until(lambda: not job.processes())
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 

@@ -150,7 +150,13 @@ def main():
         slot, at, *which = who.split("@")
         if slot == ME and int(which[0] if which else 1) == number:
             mine[int(at)] = what
-    say("starts", os.environ["HOROVOD_RANK"], os.environ["HOROVOD_ELASTIC"], os.environ.get("HOROVOD_SIZE"))
+    say(
+        "starts",
+        os.environ["HOROVOD_RANK"],
+        os.environ["HOROVOD_ELASTIC"],
+        os.environ.get("HOROVOD_SIZE"),
+        os.getpid(),
+    )
     if 0 in mine:
         do(mine[0])
     others = join()

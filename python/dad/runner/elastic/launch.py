@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from dad.runner import network
-from dad.runner.elastic import notify
+from dad.runner import network, remote
+from dad.runner.elastic import notify, warm
 from dad.runner.elastic.discovery import DiscoveryError, NotRunnableError, Script, Watcher
 from dad.runner.elastic.driver import Driver, Failure, Settings, Verdict
 from dad.runner.elastic.endpoints import REMOVED, Endpoints, format_place
@@ -33,6 +33,7 @@ from dad.runner.launch import (
     worker_variables,
     working_directory,
 )
+from dad.runner.output import RankStream
 from dad.runner.processes import KILL, ProcessPool, RankProcess
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.tracebacks import TracebackFolder
@@ -129,6 +130,11 @@ def _first_hosts(script: Script, settings: Settings) -> list[Host]:
         time.sleep(1.0)
 
 
+class _Nowhere:
+    def write(self, data: bytes, /) -> None: ...
+    def flush(self) -> None: ...
+
+
 class _Launch:
     """The driver's Actions, and the loop that brings it its events."""
 
@@ -147,6 +153,8 @@ class _Launch:
         self._endpoints = Endpoints(server, self._asked, self._registered)
         self._processes: dict[Seat, RankProcess] = {}
         self._seats: dict[RankProcess, Seat] = {}
+        self._is_warm = warm.is_worth_it(plan.command, self._base)
+        self._nurseries: dict[str, str] = {}  # by host
         self._ended: dict[tuple[Seat, float], RankProcess] = {}
         self._starts: collections.Counter[Seat] = collections.Counter()
         self._addresses: dict[Seat, WorkerAddress] = {}
@@ -216,8 +224,13 @@ class _Launch:
 
     def _registered(self, seat: Seat, address: WorkerAddress) -> None:
         def note(now: float) -> None:
+            if seat not in self._processes:
+                return
             self._addresses[seat] = address
             self._driver.registered(seat, now)
+            # It is in training: there is time for what others may need later.
+            if self._is_warm and seat.host not in self._nurseries and self._pool.stopped_at is None:
+                self._start_nursery(seat.host)
 
         if notify.ping(address, _NOTIFY_SECONDS):
             self._post(note)
@@ -249,6 +262,8 @@ class _Launch:
         return ours
 
     def _exited(self, rank: RankProcess) -> None:
+        if rank not in self._seats:
+            return  # a nursery: workers start without it
         seat = self._seats.pop(rank)
         del self._processes[seat]
         self._addresses.pop(seat, None)
@@ -277,6 +292,7 @@ class _Launch:
             self._pool.tracebacks,
             is_again=self._starts[seat] > 0,
             silence_seconds=SILENCE_SECONDS,
+            nursery=self._nurseries.get(place.host, ""),
         )
         self._starts[seat] += 1
         self._processes[seat], self._seats[rank] = rank, seat
@@ -325,6 +341,22 @@ class _Launch:
             if rank := self._processes.get(seat):
                 rank.label = f"rank {number}"
                 rank.stdout.rank = rank.stderr.rank = number
+
+    def _start_nursery(self, host: str) -> None:
+        """Its output goes nowhere: what is wrong with the imports, the workers say themselves."""
+        self._nurseries[host] = name = warm.new_name()
+        place = Slot(host, 0, 1, 0, sum(seat.host == host for seat in self._processes), 0, 1)
+        environment = {**self._base, **worker_variables(place, self._net, self._server.port)}
+        command = warm.nursery_command(self._plan.command, name)
+        is_remote = host in self._net.remote_hosts or not self._is_here(host)
+        if is_remote:
+            process = remote.start_remote(
+                host, self._plan.ssh, command, environment, working_directory(), SILENCE_SECONDS, alone=True
+            )
+        else:
+            process = remote.start_local(command, environment, working_directory(), alone=True)
+        streams = [RankStream(0, name, _Nowhere()) for name in ("stdout", "stderr")]
+        self._pool.add(RankProcess(f"warm start on {host}", host, is_remote, process, *streams))
 
     def abandon_round(self) -> None:
         self._server.abandon_round()

@@ -1,0 +1,1 @@
+from elastic_job import start  # noqa: F401  a fixture
