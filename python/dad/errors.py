@@ -43,14 +43,6 @@ class LostStateError(Error):
     last committed state, or too few of those that had it are left."""
 
 
-def not_elastic(name: str) -> AttributeError:
-    """Of a part of elastic training that is not there, for __getattr__ of a module."""
-    return AttributeError(
-        f"{name} is not available in this version: the number of ranks is fixed; start again from a "
-        "checkpoint with dadrun -np N"
-    )
-
-
 # dad::StatusCode, by number.
 _INVALID_ARGUMENT = 1
 _FAILED_PRECONDITION = 2

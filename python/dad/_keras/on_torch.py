@@ -356,13 +356,17 @@ class MethodReducer(GradientReducer):
     def save_state(self) -> bytes:
         if self.of_all_ranks is not None:
             return self.of_all_ranks
-        return b"" if self._sync is None else to_bytes(as_arrays(self._sync.save()))
+        if self._sync is None:
+            return b"" if self._saved is None else to_bytes(self._saved)
+        return to_bytes(as_arrays(self._sync.save()))
 
     def load_state(self, data: bytes) -> None:
         place = self.settings.process_set
         self._saved = for_rank(data, place.rank(), place.size())
         if self._sync is not None:
             self._load_into(self._sync)
+
+    carry_state = load_state  # in a new round of an elastic job
 
 
 def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:

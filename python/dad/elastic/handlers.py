@@ -54,8 +54,13 @@ class Handler(StateHandler):
 
     # What ranks do not have in common
 
+    @property
+    def can_carry(self) -> bool:
+        """Whether this rank may have something of gradients for later steps; the same on all ranks."""
+        return False
+
     def kept(self) -> Saved | None:
-        """What this rank alone has of gradients for later steps."""
+        """What this rank alone has of that; None before the first step."""
         return None
 
     def carry(self, saved: Saved) -> None:

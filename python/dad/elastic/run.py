@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dad import basics
+from dad._lib import _core
 from dad.elastic.launcher import is_elastic
 from dad.elastic.notification import notification_manager
 from dad.elastic.state import State
@@ -87,6 +88,11 @@ def _run(train: Callable[[], Any], state: State, reset: Callable[[], None]) -> A
         except HostsUpdatedInterrupt as interrupt:
             skip_sync = interrupt.skip_sync and not state.synchronizes_always
             lost = _leave_in_order(state)
+        except Exception as error:
+            # TensorFlow has errors of its own for what comes out of an op.
+            if isinstance(error, Error) or not _has_lost_a_peer():
+                raise
+            lost = DadInternalError(f"{type(error).__name__}: {error}")
         if lost is not None:
             log.info("going back to the last commit: %s", lost)
             skip_sync = False
@@ -96,6 +102,10 @@ def _run(train: Callable[[], Any], state: State, reset: Callable[[], None]) -> A
         except Error as error:
             raise error from lost
         state.on_reset()
+
+
+def _has_lost_a_peer() -> bool:
+    return _core.is_initialized() and not _core.is_healthy()
 
 
 def _leave_in_order(state: State) -> DadInternalError | None:

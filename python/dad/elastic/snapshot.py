@@ -42,7 +42,7 @@ def digest(tree: Any, as_array: Callable[[Any], np.ndarray | None] = lambda leaf
             if array is None or array.dtype.hasobject:
                 found.update(f"<{type(node).__module__}.{type(node).__qualname__}>".encode())
             else:
-                memory = np.ascontiguousarray(array)
+                memory = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
                 value = _core.digest(memory) if memory.size else 0
                 found.update(f"{array.dtype.str}{array.shape}{value:x}".encode())
 

@@ -201,9 +201,10 @@ class ObjectState(State):
         self._commits.add(self._snapshot())
         kept = self._commits[self._commits.newest].kept
         totals = {}
-        for name in sorted(name for name, saved in kept.items() if saved is not None):
+        for name in sorted(name for name, handler in self._handlers.items() if handler.can_carry):
             saved = kept[name]
-            if any(exchange("keeps", bool(saved["states"] or saved["kept"]))):
+            said = exchange("keeps", None if saved is None else bool(saved["states"] or saved["kept"]))
+            if saved is not None and None not in said and any(said):
                 totals[name] = total_of(saved, _core.rank(), _core.size())
         self._totals = totals
         self._left_in_order = True

@@ -186,23 +186,22 @@ class _Sync:
         state = self._state
         has_state = self._is_survivor(decision)
         kept = state._commits[state._commits.newest].kept if has_state else {}
-        keepers = [name for name, handler in state._handlers.items() if handler.kept() is not None]
-        mine = {"same": self._same_engine and has_state, "keepers": sorted(keepers)}
-        everyone = exchange("keepers", mine)
+        own = sorted(name for name, saved in kept.items() if saved is not None)
+        everyone = exchange("kept", {"same": self._same_engine and has_state, "own": own})
         if all(one["same"] for one in everyone) or decision.version == 0:
             return
-        for name in everyone[decision.source]["keepers"]:
+        for name in everyone[decision.source]["own"]:
             data = b""
             if self._rank == decision.source:
-                data = pickle.dumps(without_residuals(kept[name] or state._handlers[name].kept()))
+                data = pickle.dumps(without_residuals(kept[name]))
             common = pickle.loads(send(decision.source, self._rank, [data] * self._size))
             part = None
             if has_state and decision.uses_totals and state._totals and name in state._totals:
                 part = share_equally(state._totals[name], len(decision.survivors))
-            own = kept.get(name)
-            circle = circle_of(global_process_set)
-            if name in keepers:
-                state._handlers[name].carry(carried(own, common, circle, decision.unchanged, part))
+            handler = state._handlers[name]
+            if handler.can_carry:
+                circle = circle_of(global_process_set)
+                handler.carry(carried(kept.get(name), common, circle, decision.unchanged, part))
 
 
 def _store() -> KeyValueClient | None:

@@ -1,13 +1,46 @@
-"""The callbacks of elastic training, for Keras 3."""
+"""Elastic training with Keras 3, on its TensorFlow and torch backends."""
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any
 
 import keras
 
 from dad._keras import callback_parts as parts
-from dad.errors import not_elastic
+from dad._keras.elastic import ModelState
+from dad.elastic.run import run, run_fn
+from dad.elastic.state import ObjectState, State
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+    "run_fn",
+]
+
+
+class KerasState(ModelState):
+    """The state of a training with Keras.
+
+    model: built. optimizer: None takes the one that the model was compiled with. kwargs: further attributes,
+    which are copied and travel pickled.
+
+    Example::
+
+        state = hvd.elastic.KerasState(model, batch=0, epoch=0)
+    """
+
+
+class TensorFlowKerasState(KerasState):
+    """KerasState under the name that Horovod has for it in horovod.tensorflow. backend: not used."""
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(parts.CommitState, keras.callbacks.Callback):
@@ -20,9 +53,3 @@ class UpdateBatchStateCallback(parts.UpdateBatchState, keras.callbacks.Callback)
 
 class UpdateEpochStateCallback(parts.UpdateEpochState, keras.callbacks.Callback):
     __doc__ = parts.UpdateEpochState.__doc__
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in ("KerasState", "TensorFlowState", "TensorFlowKerasState", "run"):
-        raise not_elastic(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,7 +45,6 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
-from dad.errors import not_elastic as _not_elastic
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.tensorflow.compression import Compression
 from dad.tensorflow.factors.eager_capture import capture
@@ -81,10 +80,4 @@ from dad.tensorflow.sync_batch_norm import SyncBatchNormalization
 from dad.tensorflow.tape import DistributedGradientTape, PartialDistributedGradientTape
 from dad.tensorflow.util import _executing_eagerly, _make_subgraph, refs_to_vars, vars_to_refs
 
-from dad.tensorflow import mpi_ops  # isort: skip  takes the names above
-
-
-def __getattr__(name: str) -> _NoReturn:
-    if name == "elastic":
-        raise _not_elastic("dad.tensorflow.elastic")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+from dad.tensorflow import elastic, mpi_ops  # isort: skip  mpi_ops takes the names above

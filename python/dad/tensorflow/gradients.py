@@ -22,7 +22,7 @@ from dad.planning.circle import circle_of
 from dad.planning.table import plan_rows
 from dad.planning.text import format_plan
 from dad.process_sets import ProcessSet, global_process_set
-from dad.state.state_bytes import for_rank, to_bytes
+from dad.state.state_bytes import for_rank, from_bytes, to_bytes
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import compressor, resolve
 from dad.tensorflow.exchange import FLOATING, MethodExchange
@@ -283,6 +283,9 @@ class GradientReducer:
         """This rank's residuals and warm starts, or those of all ranks; empty if there are none."""
         if self.of_all_ranks is not None:
             return self.of_all_ranks
+        waiting = self._saved if self.by_method is None else self.by_method.saved
+        if waiting is not None:  # for the first step
+            return to_bytes(waiting)
         if self.by_method is None or not self.by_method.board.tensors:
             return b""
         return to_bytes(self.by_method.board.save())
@@ -293,6 +296,13 @@ class GradientReducer:
             self._saved = for_rank(data, self.process_set.rank(), self.process_set.size())
             if self.by_method is not None:
                 self.by_method.saved, self._saved = self._saved, None
+
+    def carry_state(self, data: bytes) -> None:
+        """Goes on with that in a new round of an elastic job."""
+        if self.by_method is not None and self.by_method.board.tensors:
+            self.by_method.board.load(from_bytes(data))
+        else:
+            self.load_state(data)
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
         """Of a scaled loss: if these are not finite the step is left out, and what it would have applied is

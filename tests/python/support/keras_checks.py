@@ -862,5 +862,3 @@ def check_checkpoints_reports_and_states():
         )
         assert (Path(folder) / "best.keras").exists() == (hvd.rank() == 0)
     assert (state.epoch, state.batch, state.commits) == (2, 0, 2 * (STEPS // 2 + 1))
-    for name in ("KerasState", "run"):
-        raises(AttributeError, lambda name=name: getattr(hvd.elastic, name), name, "dadrun -np N")

@@ -1,13 +1,27 @@
-"""The callbacks of elastic training, for the Keras that tf.keras is."""
+"""Elastic training with the Keras that tf.keras is."""
 
 from __future__ import annotations
-
-from typing import NoReturn
 
 import tensorflow as tf
 
 from dad._keras import callback_parts as parts
-from dad.errors import not_elastic
+from dad.elastic.run import run, run_fn
+from dad.tensorflow.elastic import TensorFlowKerasState, TensorFlowState
+
+__all__ = [
+    "CommitStateCallback",
+    "KerasState",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+    "run_fn",
+]
+
+
+class KerasState(TensorFlowKerasState):
+    """TensorFlowKerasState under the name that Horovod has for it with tf.keras."""
 
 
 class CommitStateCallback(parts.CommitState, tf.keras.callbacks.Callback):
@@ -20,9 +34,3 @@ class UpdateBatchStateCallback(parts.UpdateBatchState, tf.keras.callbacks.Callba
 
 class UpdateEpochStateCallback(parts.UpdateEpochState, tf.keras.callbacks.Callback):
     __doc__ = parts.UpdateEpochState.__doc__
-
-
-def __getattr__(name: str) -> NoReturn:
-    if name in ("KerasState", "TensorFlowState", "TensorFlowKerasState", "run"):
-        raise not_elastic(f"{__name__}.{name}")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -46,14 +46,15 @@ class OptimizerStateHandler(_TensorsHandler):
             self.value._dad_synchronized = None
         self._base().load_state_dict(copy.deepcopy(snapshot))
 
-    def kept(self) -> Saved | None:
+    @property
+    def can_carry(self) -> bool:
         optimizer = self.value
         if not isinstance(optimizer, GradientOptimizer) or not optimizer._dad_active:
-            return None
-        sync = optimizer._dad
-        if not sync.has_methods() or sync.process_set is not global_process_set:
-            return None
-        return as_arrays(sync.save())
+            return False
+        return optimizer._dad.has_methods() and optimizer._dad.process_set is global_process_set
+
+    def kept(self) -> Saved | None:
+        return as_arrays(self.value._dad.save()) if self.can_carry else None
 
     def carry(self, saved: Saved) -> None:
         self.value._dad.load(as_tensors(saved))
