@@ -22,7 +22,6 @@ OUT, IN, ROWS, SAMPLES = 24, 40, 3, 60
 METHODS = [
     "rank_dad:rank=2,combine=owner",
     "rank_dad:rank=2,combine=power",
-    "rank_dad:rank=2,combine=gather,residual=rows",
     "powersgd:rank=2",
     "int8",
     "topk:ratio=0.05",
