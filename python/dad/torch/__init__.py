@@ -42,7 +42,6 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
-from dad.errors import not_elastic as _not_elastic
 from dad.local_steps.outer import Outer
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.torch.batch_norm import average_batch_norm
