@@ -182,6 +182,7 @@ class ObjectState(State):
         self._commits.add(self._snapshot())
 
     def restore(self) -> None:
+        self._left_in_order = False  # a rank was lost, perhaps while all were leaving
         self._take(self._commits[self._commits.newest])
 
     def sync(self) -> None:

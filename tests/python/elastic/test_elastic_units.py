@@ -8,9 +8,18 @@ import pytest
 from dad.elastic import wire
 from dad.elastic.quorum import Claim, decide
 from dad.elastic.round import meet_round
+from dad.elastic.run import run_fn
 from dad.elastic.sampler import Share
 from dad.elastic.snapshot import digest
-from dad.errors import DadInternalError, LostStateError
+from dad.elastic.state import ObjectState
+from dad.elastic.wire import HostUpdateResult
+from dad.errors import (
+    DadInternalError,
+    HorovodInternalError,
+    HostsUpdatedInterrupt,
+    LostStateError,
+    MismatchError,
+)
 from dad.world import World
 
 
@@ -202,6 +211,54 @@ def test_all_ranks_have_equally_many_samples_also_if_there_are_fewer_than_ranks(
     shares = [list(share(ranks, rank, 4, length=2)) for rank in range(4)]
     assert [len(one) for one in shares] == [1, 1, 1, 1]
     assert list(share(ranks, 0, 4, length=0)) == []
+
+
+def test_a_state_goes_back_to_its_last_commit_also_inside_of_its_objects():
+    state = ObjectState(step=0, losses=[])
+    state.losses.append(0.5)
+    state.step = 1
+    state.commit()
+    state.losses.append(0.4)
+    state.step = 2
+    state.restore()
+    assert (state.step, state.losses) == (1, [0.5])
+
+
+def test_news_of_one_second_count_each():
+    state = ObjectState(step=0)
+    for result in (HostUpdateResult.removed, HostUpdateResult.added):
+        state.on_hosts_updated(1795033969, result)
+        with pytest.raises(HostsUpdatedInterrupt) as interrupt:
+            state.check_host_updates()
+        assert interrupt.value.skip_sync == (result == HostUpdateResult.removed)
+    state.check_host_updates()
+
+
+def test_run_goes_back_after_a_loss_and_does_not_after_an_update_of_hosts():
+    state = ObjectState(step=0)
+    calls = []
+
+    def train(state):
+        calls.append(state.step)
+        state.step += 1
+        if len(calls) == 1:
+            state.commit()
+            state.step += 1
+            raise HorovodInternalError("rank 3 is gone")
+        if len(calls) == 3:
+            raise HostsUpdatedInterrupt()
+        return "done"
+
+    assert run_fn(train, lambda: calls.append("reset"))(state) == "done"
+    assert calls == [0, "reset", 1, "reset", 2]
+
+
+def test_run_passes_on_what_would_come_again():
+    def train(state):
+        raise MismatchError("ranks disagree")
+
+    with pytest.raises(MismatchError):
+        run_fn(train, lambda: pytest.fail("no reset"))(ObjectState())
 
 
 def test_a_digest_is_that_of_values_and_not_of_objects():

@@ -97,6 +97,7 @@ class Launcher:
             "HOROVOD_ELASTIC": "1",
             "PYTHONUNBUFFERED": "1",
             "DAD_LOG_LEVEL": "INFO",
+            "DAD_START_TIMEOUT": "300",  # a worker that is started again imports its framework first
         }
         process = subprocess.Popen(
             self._command,
