@@ -63,6 +63,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _num_inits += 1
         _register_exit()
         report.write_when_stopped()
+        report.begin()
 
 
 def _start(comm: Any, sets: list[ProcessSet]) -> list[ProcessSet]:

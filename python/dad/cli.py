@@ -43,6 +43,17 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="example: PYTHONPATH=$(dad overlay) horovodrun -np 2 python train.py",
     )
     overlay.set_defaults(run=_overlay)
+    report = commands.add_parser(
+        "report",
+        help="make a page of what dadrun --report has written",
+        epilog="example: dadrun --report run.jsonl python train.py; dad report run.jsonl -o report.html",
+    )
+    report.add_argument("file", help="what dadrun --report (DAD_REPORT) has written")
+    report.add_argument("-o", "--output", default="report.html", help="the page (default: %(default)s)")
+    report.add_argument("--job", help="which job of the file (default: the last one)")
+    report.set_defaults(run=_report)
+    env = commands.add_parser("env", help="print what a bug report needs to say of this machine")
+    env.set_defaults(run=_env)
     options = commands.add_parser("options", help="print the table of settings")
     options.set_defaults(run=_options)
     return parser
@@ -57,6 +68,33 @@ def _merge(args: argparse.Namespace) -> int:
         print(f"dad: {error}", file=sys.stderr)
         return 1
     print(f"{args.output}: {count} events of {len(args.inputs)} ranks")
+    return 0
+
+
+def _report(args: argparse.Namespace) -> int:
+    from dad.observe.page import ReportError, page, read_report
+
+    try:
+        jobs = read_report(args.file)
+        job = args.job or list(jobs)[-1]
+        if job not in jobs:
+            raise ReportError(f"{args.file}: no job {job}; there are {', '.join(jobs)}")
+        Path(args.output).write_text(page(job, jobs[job]))
+    except (OSError, ReportError) as error:
+        print(f"dad: {error}", file=sys.stderr)
+        return 1
+    others = f"; {len(jobs) - 1} more in the file (--job)" if len(jobs) > 1 else ""
+    print(f"{args.output}: job {job}, {len(jobs[job])} ranks{others}")
+    return 0
+
+
+def _env(_args: argparse.Namespace) -> int:
+    from dad.observe.environment import environment
+
+    found = environment()
+    width = max(map(len, found))
+    for name, value in found.items():
+        print(f"{name.ljust(width)}  {value}")
     return 0
 
 

@@ -3,7 +3,8 @@
     {"job": "20261118-162233-5f3a9c", "time": "2026-11-18T16:25:01+00:00", "rank": 0, "size": 2, "stats": {…}}
 
 job is the same for all ranks of a job, time is when the line was written, stats is what dad.stats() returns.
-A rank that was stopped by a signal adds "ended_by".
+A rank that was stopped by a signal adds "ended_by". Rank 0 adds "samples" (observe/samples.py) and, where
+there is a plan, "plan": its rows when it had been measured. `dad report` makes a page of the file.
 """
 
 from __future__ import annotations
@@ -12,20 +13,41 @@ import json
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from datetime import datetime, timezone
+from typing import Any
 
 from dad._lib import _core
+from dad.observe.samples import Samples
 from dad.world import job_id
 
 _pid: int | None = None  # the process that listens for the signal
+_samples: Samples | None = None
+_plan: list[dict[str, Any]] | None = None
 
 
 def path() -> str | None:
     return os.environ.get("DAD_REPORT") or None
 
 
+def begin() -> None:
+    """Rank 0 begins to take samples; called when ranks have met."""
+    global _samples
+    if path() is not None and _core.rank() == 0:
+        _samples = Samples()
+        _samples.start()
+
+
+def note_plan(rows: Sequence[dict[str, Any]]) -> None:
+    """Keeps the rows of a plan for the report, beside those of other optimizers."""
+    global _plan
+    if path() is not None:
+        _plan = [*(_plan or []), *(dict(row) for row in rows)]
+
+
 def write(ended_by: str | None = None) -> None:
     """`ended_by`: the signal that stopped this rank before its end."""
+    global _samples, _plan
     file = path()
     if file is None:
         return
@@ -38,11 +60,16 @@ def write(ended_by: str | None = None) -> None:
     }
     if ended_by is not None:
         report["ended_by"] = ended_by
+    if _samples is not None:
+        report["samples"] = _samples.stop()
+        _samples = None
+    if _plan is not None:
+        report["plan"], _plan = _plan, None
     # One write() in append mode: lines of ranks that end together do not mix.
     try:
         descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         try:
-            os.write(descriptor, (json.dumps(report) + "\n").encode())
+            os.write(descriptor, (json.dumps(report, default=str) + "\n").encode())
         finally:
             os.close(descriptor)
     except OSError as error:

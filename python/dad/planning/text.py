@@ -81,8 +81,24 @@ def format_bytes(count: float) -> str:
     return f"{count:.3g} GB" if count < 999.5 else f"{count:.0f} GB"
 
 
+def is_plan_shown() -> bool:
+    """Whether DAD_PLAN or DAD_REPORT asks for the plan."""
+    from dad import report  # needs the core, which a launcher may not have
+
+    return bool(os.environ.get("DAD_PLAN")) or report.path() is not None
+
+
+def show_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> None:
+    """Prints the plan if DAD_PLAN asks for it, and notes it for the report."""
+    from dad import report
+
+    if os.environ.get("DAD_PLAN"):
+        print(format_plan(rows, exposed_ms), file=sys.stderr, flush=True)
+    report.note_plan(rows)
+
+
 class PlanPrinter:
-    """Prints the plan of one optimizer once, after a few steps by it, if DAD_PLAN asks for that."""
+    """Shows the plan of one optimizer once, after a few steps by it, if somebody asks for it."""
 
     def __init__(self) -> None:
         self._steps = 0
@@ -95,7 +111,7 @@ class PlanPrinter:
             plan: returns the rows.
             waited_seconds: for how long the training thread has waited for gradients in all steps so far.
         """
-        if self._steps >= PRINTED_AFTER_STEPS or not os.environ.get("DAD_PLAN"):
+        if self._steps >= PRINTED_AFTER_STEPS or not is_plan_shown():
             return
         self._steps += 1
         if self._steps == 1:
@@ -104,7 +120,7 @@ class PlanPrinter:
             exposed_ms = None
             if waited_seconds is not None:
                 exposed_ms = 1e3 * (waited_seconds - self._waited_before) / (PRINTED_AFTER_STEPS - 1)
-            print(format_plan(plan(), exposed_ms), file=sys.stderr, flush=True)
+            show_plan(plan(), exposed_ms)
 
 
 # Folding

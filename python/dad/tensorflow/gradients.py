@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import os
-import sys
 import weakref
 import zlib
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from dad.methods.planned import has_planned_method, planned_method
 from dad.planning.agreement import Description, common_options, named_groups
 from dad.planning.circle import circle_of
 from dad.planning.table import plan_rows
-from dad.planning.text import format_plan
+from dad.planning.text import is_plan_shown, show_plan
 from dad.process_sets import ProcessSet, global_process_set
 from dad.state.state_bytes import for_rank, from_bytes, to_bytes
 from dad.tensorflow._load import lib
@@ -359,12 +358,9 @@ class GradientReducer:
             self.compression, self.op, scales, self.process_set, stream, self.method_name, described
         )
         exchange.saved, self._saved = self._saved, None
-        if os.environ.get("DAD_PLAN") and self.process_set.rank() == 0:
-            exchange.board.on_measured = lambda exposed_ms: self._print_plan(exchange, exposed_ms)
+        if is_plan_shown() and self.process_set.rank() == 0:
+            exchange.board.on_measured = lambda exposed_ms: show_plan(self._plan_of(exchange), exposed_ms)
         return exchange
-
-    def _print_plan(self, exchange: MethodExchange, exposed_ms: float) -> None:
-        print(format_plan(self._plan_of(exchange), exposed_ms), file=sys.stderr, flush=True)
 
     def method_name(self, name: str) -> str:
         """One for all graphs: it names what is kept between steps."""

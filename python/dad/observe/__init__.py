@@ -1,0 +1,1 @@
+"""Looking at a job: what it has sent, from its report; and what a bug report needs."""
