@@ -1,6 +1,8 @@
 """What all Python tests share: an environment in which nothing was launched yet."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
@@ -24,3 +26,17 @@ def pytest_configure(config):
 @pytest.fixture
 def source_dir(pytestconfig):
     return pytestconfig.rootpath
+
+
+@pytest.fixture(scope="session")
+def real_horovod(pytestconfig):
+    """The launcher of horovod 0.28.1, fetched once and kept in pytest's cache."""
+    place = pytestconfig.cache.mkdir("horovod-0.28.1")
+    if not (place / "bin" / "horovodrun").exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+        command += ["--disable-pip-version-check", "--target", str(place), "horovod==0.28.1"]
+        environment = os.environ | {"HOROVOD_SKIP_COMPILE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
+        if done.returncode != 0:
+            pytest.skip(f"horovod cannot be fetched: {done.stderr[-300:]}")
+    return place

@@ -26,7 +26,15 @@ pair = ProcessSet(plan["process_set"]) if "process_set" in plan else None
 basics.init(process_sets=[pair] if pair else None)
 print("START", slot, "rank", basics.rank(), flush=True)
 weights = np.full(3, float(basics.rank()) if is_first_process else 1000.0)
-state = elastic.ObjectState(step=0, weights=weights, history=[])
+
+
+class TellingState(elastic.ObjectState):
+    def on_hosts_updated(self, timestamp, update_res):
+        super().on_hosts_updated(timestamp, update_res)
+        print("NEWS", update_res.name, flush=True)
+
+
+state = TellingState(step=0, weights=weights, history=[])
 
 
 def reset():

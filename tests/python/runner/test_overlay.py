@@ -49,20 +49,6 @@ def other_horovod(tmp_path):
     return str(tmp_path)
 
 
-@pytest.fixture(scope="module")
-def real_horovod(pytestconfig):
-    """The launcher of horovod 0.28.1, fetched once and kept in pytest's cache."""
-    place = pytestconfig.cache.mkdir("horovod-0.28.1")
-    if not (place / "bin" / "horovodrun").exists():
-        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
-        command += ["--disable-pip-version-check", "--target", str(place), "horovod==0.28.1"]
-        environment = os.environ | {"HOROVOD_SKIP_COMPILE": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180)
-        if done.returncode != 0:
-            pytest.skip(f"horovod cannot be fetched: {done.stderr[-300:]}")
-    return place
-
-
 def test_command_prints_the_path_and_keeps_what_is_on_it():
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([PACKAGE_ROOT, "/mine"])}
     command = [sys.executable, "-m", "dad.cli", "overlay"]

@@ -35,10 +35,12 @@ class ModelStateHandler(_TensorsHandler):
 
 
 class OptimizerStateHandler(_TensorsHandler):
-    """Of a torch.optim.Optimizer. What a DistributedOptimizer keeps for lossy methods is each rank's own."""
+    """Of a torch.optim.Optimizer. What a DistributedOptimizer keeps for lossy methods is each rank's own. With
+    local steps it begins a round."""
 
     def capture(self) -> Any:
-        return copy.deepcopy(self._base().state_dict())
+        state = self._base().state_dict()
+        return copy.deepcopy({key: value for key, value in state.items() if key != "dad"})
 
     def apply(self, snapshot: Any) -> None:
         if isinstance(self.value, GradientOptimizer):
