@@ -35,8 +35,8 @@ class ModelStateHandler(_TensorsHandler):
 
 
 class OptimizerStateHandler(_TensorsHandler):
-    """Of a torch.optim.Optimizer. What a DistributedOptimizer keeps for lossy methods is each rank's own. With
-    local steps it begins a round."""
+    """Of a torch.optim.Optimizer. What a DistributedOptimizer keeps for lossy methods is each rank's own;
+    with local steps it begins a round."""
 
     def capture(self) -> Any:
         state = self._base().state_dict()
