@@ -22,10 +22,10 @@ from dad.runner import network
 from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
 from dad.runner.output import ranges
+from dad.runner.rendezvous import SEATS_SCOPE as _SEATS
 from dad.runner.rendezvous import RendezvousServer
 from dad.world import Meeting, World, WorldError, new_job_id
 
-_SEATS = "dad_seats"
 _JOB = "dad_job"
 # Ranks that have not come after so long are named.
 _PATIENCE_SECONDS = 5.0
@@ -250,7 +250,6 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
         "machine": machine,
         "cores": usable_cores(),
         "job": world.job or new_job_id(),
-        "server": urlsplit(world.rendezvous).hostname,
     }
     store.put(_SEATS, str(world.rank), json.dumps(seat).encode())
     seats: list[dict[str, Any]] = []
@@ -267,12 +266,13 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
             raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
-    if world.meeting.how == "mpi" and _servers and _servers[-1].serves_all_addresses:
-        # Now we know which of the addresses the others have chosen.
-        _servers[-1].keep_to({seat["server"] for seat in seats})
     neighbours = [seat["cores"] for seat in seats if seat.get("machine") == machine]
     world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0].get("job", ""))
-    return _avoid_loopback(place_among(world, seats), seats)
+    world = _avoid_loopback(place_among(world, seats), seats)
+    if world.rank == 0 and _servers and _servers[-1].serves_all_addresses:
+        # Now we know which of our addresses the others use.
+        _servers[-1].keep_to_ranks(*network.addresses_of(urlsplit(world.rendezvous).hostname or ""))
+    return world
 
 
 def _name_missing(world: World, store: _Store, deadline: float) -> None:

@@ -100,8 +100,8 @@ def address_towards(host: str) -> str:
 def serving_address(host: str) -> str:
     """The address to listen on for ranks that look for this machine under the name `host`.
 
-    Empty, which means all, if the name does not tell: many machines give their own name a loopback
-    address (127.0.1.1), under which nobody else knows them.
+    Empty, which means all until the ranks have come, if the name does not tell: many machines give their own
+    name a loopback address (127.0.1.1), under which nobody else knows them.
     """
     found = addresses_of(host)
     ours = [address for address in found if is_local(address)]
@@ -109,7 +109,7 @@ def serving_address(host: str) -> str:
         if plain in ours:
             return plain
     if any(address.startswith("127.") for address in ours):
-        return ""
+        return ""  # ranks on this machine come by the loopback address, others do not
     if ours:
         return ours[0]
     # The name of a service or a proxy that passes connections on to us.

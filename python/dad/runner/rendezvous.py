@@ -22,6 +22,7 @@ from typing import Any
 
 HELLO_SCOPE = "dad"
 HELLO_KEY = "hello"
+SEATS_SCOPE = "dad_seats"  # where every rank says that it has come
 # Scopes that a new round of an elastic job leaves as they are: they belong to the job, not to the round.
 _LASTING = frozenset({HELLO_SCOPE, "dad_elastic", "runfunc"})
 # A client that connects and says nothing must not hold a thread for ever.
@@ -68,6 +69,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif not special.put(place[1], value):
             self._answer(400)
             return
+        if place[0] == SEATS_SCOPE:
+            self.server.used.add(self.connection.getsockname()[0])
         self._answer(200)
 
     def do_DELETE(self) -> None:
@@ -121,6 +124,7 @@ class _Server(http.server.ThreadingHTTPServer):
         self._scopes: dict[str, dict[str, bytes]] = {}
         self._abandoned = False
         self.special: dict[str, _Special] = {}
+        self.used: set[str] = set()  # of our addresses, by ranks
         self.kept_to: frozenset[str] | None = None
         super().__init__(address, _Handler)
 
@@ -200,9 +204,10 @@ class RendezvousServer:
     def serves_all_addresses(self) -> bool:
         return self._server.server_address[0] == "0.0.0.0"
 
-    def keep_to(self, addresses: set[str]) -> None:
-        """From now on answers only who connects to one of these addresses."""
-        self._server.kept_to = frozenset(addresses)
+    def keep_to_ranks(self, *addresses: str) -> None:
+        """All ranks have taken their seats: from now on answers only who connects to one of the addresses
+        that they have used, or to one of these."""
+        self._server.kept_to = frozenset(self._server.used | set(addresses))
 
     def get(self, scope: str, key: str) -> bytes | None:
         return self._server.get(scope, key)

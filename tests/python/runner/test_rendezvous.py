@@ -117,3 +117,15 @@ def test_wait_names_the_key_that_did_not_come(server):
     client = KeyValueClient(f"http://127.0.0.1:{server.port}")
     with pytest.raises(TimeoutError, match="/scope/never"):
         client.wait("scope", "never", time.monotonic() + 0.05)
+
+
+def test_after_all_ranks_have_come_only_addresses_that_they_used_are_served():
+    with RendezvousServer("") as server:
+        ours, other = (KeyValueClient(f"http://127.0.0.{last}:{server.port}") for last in (1, 2))
+        ours.put("dad_seats", "0", b"{}")
+        other.put("dad_job", "id", b"x")  # a rank it is not
+        server.keep_to_ranks("127.0.0.3")
+        assert ours.get("dad_job", "id") == b"x"
+        assert KeyValueClient(f"http://127.0.0.3:{server.port}").get("dad_job", "id") == b"x"
+        with pytest.raises((OSError, http.client.HTTPException)):
+            other.get("dad_job", "id")

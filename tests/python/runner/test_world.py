@@ -267,6 +267,17 @@ def test_rank_0_serves_only_where_the_others_look_for_it(host, other):
         socket.create_connection((other, port), timeout=5)
 
 
+def test_rank_0_whose_name_is_a_loopback_address_serves_only_where_ranks_have_come(monkeypatch):
+    monkeypatch.setattr(network, "serving_address", lambda host: "")
+    place = Meeting("ports", "127.0.0.2", (free_port(),), "this job")
+    worlds = [World(rank, 2, None, None, None, None, meeting=place) for rank in (0, 1)]
+    with ThreadPoolExecutor(2) as pool:
+        met = list(pool.map(meet, worlds))
+    port = urlsplit(met[1].rendezvous).port
+    assert KeyValueClient(f"http://127.0.0.2:{port}").is_server_of("this job")
+    assert not KeyValueClient(f"http://127.0.0.3:{port}").is_server_of("this job")
+
+
 def test_rank_0_of_mpirun_goes_on_serving_only_where_the_others_have_found_it(monkeypatch):
     told = Future()
 
