@@ -61,6 +61,9 @@ class Plan final : public AsyncOpKernel {
       const tensorflow::TensorShape shape({static_cast<int64_t>(pairs_.size())});
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(0, shape, &as_rows), done);
       OP_REQUIRES_OK_ASYNC(context, context->allocate_output(1, shape, &in_chain), done);
+      Tensor* compares = nullptr;
+      OP_REQUIRES_OK_ASYNC(context, context->allocate_output(2, {}, &compares), done);
+      compares->scalar<bool>()() = board->TakeCompare();
       for (size_t i = 0; i < pairs_.size(); ++i) {
         const PairWays ways = board->Ways(pairs_[i]);
         as_rows->vec<bool>()(static_cast<int64_t>(i)) = has_rows_[i] && ways.weight.as_rows;

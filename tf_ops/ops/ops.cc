@@ -140,6 +140,7 @@ REGISTER_OP("DadPlan")
     .Input("counts: int64")
     .Output("as_rows: bool")   // for each pair
     .Output("in_chain: bool")  // for each pair
+    .Output("compares: bool")  // the graph compares its replica in this step
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* c) {
       std::vector<bool> has_rows;
@@ -147,6 +148,7 @@ REGISTER_OP("DadPlan")
       for (int i = 0; i < 2; ++i) {
         c->set_output(i, c->Vector(static_cast<int64_t>(has_rows.size())));
       }
+      c->set_output(2, c->Scalar());
       return absl::OkStatus();
     });
 

@@ -148,6 +148,16 @@ void Board::AskAgain() {
   ask_ = true;
 }
 
+void Board::Compare() {
+  std::lock_guard lock(mutex_);
+  compare_ = true;
+}
+
+bool Board::TakeCompare() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(compare_, false);
+}
+
 void Board::Return(std::string name, std::vector<double> values) {
   std::lock_guard lock(mutex_);
   returned_[std::move(name)] = std::move(values);
@@ -255,6 +265,10 @@ DAD_FOR_PYTHON double dad_tf_exposed_seconds(int64_t id) {
 
 DAD_FOR_PYTHON void dad_tf_ask_again(int64_t id) {
   if (const auto board = dad_tensorflow::FindBoard(id)) board->AskAgain();
+}
+
+DAD_FOR_PYTHON void dad_tf_compare(int64_t id) {
+  if (const auto board = dad_tensorflow::FindBoard(id)) board->Compare();
 }
 
 DAD_FOR_PYTHON void dad_tf_return(int64_t id, const char* name, const double* values,

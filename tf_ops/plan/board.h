@@ -76,6 +76,8 @@ class Board {
   // An exchange of the step was handed to the core, or its results are there.
   void Sent();
   void Received();
+  // Whether the graph is to compare this step's replica.
+  bool TakeCompare();
   // Ranks disagreed: before the next step they have to compare what they are about.
   void Part();
   // What was kept for the tensor of this name while it went another way: added to its next result,
@@ -88,6 +90,7 @@ class Board {
   std::vector<Note> TakeNotes();
   bool TakeParted();
   void AskAgain();
+  void Compare();
   void Return(std::string name, std::vector<double> values);
   // The exposed time of all steps but the current one: from the last exchange that was sent to the
   // last result. The optimizer waits for all results of a step, and nothing is sent any more.
@@ -111,6 +114,7 @@ class Board {
   std::chrono::duration<double> exposed_{0.0};
   bool ask_ = true;
   bool parted_ = false;
+  bool compare_ = false;
   const void* engine_ = nullptr;  // for which the ways were made
   int64_t joins_ = 0;             // when they were
 };

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import dad.tensorflow as collectives
 from dad._keras.settings import Settings
+from dad.tensorflow import replicas
 from dad.tensorflow.compression import Compression, resolve
-from dad.tensorflow.gradients import GradientReducer, is_active, new_stream
+from dad.tensorflow.gradients import GradientReducer, is_active, new_stream, variable_name
 
 __all__ = [
     "Compression",
     "broadcast_variables",
     "collectives",
+    "expect",
     "is_active",
     "loaded",
     "make_reducer",
@@ -42,6 +44,11 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
     )
     reducer.options = settings.common_options()
     return reducer
+
+
+def expect(variables: Iterable[Any]) -> None:
+    """These belong to what is trained: ranks should have them in common."""
+    replicas.expect((variable_name(variable, i), variable) for i, variable in enumerate(variables))
 
 
 def loaded(optimizer: Any) -> None:

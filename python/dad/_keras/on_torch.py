@@ -26,6 +26,7 @@ from dad.planning.ranks import RanksOf
 from dad.planning.table import plan_rows
 from dad.planning.text import PlanPrinter
 from dad.process_sets import ProcessSet
+from dad.state.left_out import LeftOut
 from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state.state_bytes import for_rank, to_bytes
 from dad.torch.checkpoint import as_arrays, as_tensors
@@ -40,6 +41,7 @@ __all__ = [
     "Compression",
     "broadcast_variables",
     "collectives",
+    "expect",
     "is_active",
     "loaded",
     "make_reducer",
@@ -47,6 +49,14 @@ __all__ = [
     "track_state",
     "watch",
 ]
+
+
+left_out = LeftOut()  # of Keras' variables
+
+
+def expect(variables: Iterable[Any]) -> None:
+    """These belong to what is trained: ranks should have them in common."""
+    left_out.expect([(variable.path, variable) for variable in variables])
 
 
 def resolve(compression: Any) -> Any:
@@ -92,6 +102,10 @@ class GradientReducer:
 
     def register_local(self, variable: Any) -> None:
         self._local[id(variable)] = variable
+        left_out.trains([variable])
+
+    def _outside(self) -> list[tuple[str, Any]]:
+        return [(name, variable.value) for name, variable in left_out.of(self)]
 
     def is_local(self, variable: Any) -> bool:
         return id(variable) in self._local
@@ -106,11 +120,15 @@ class GradientReducer:
             return results
         names = self._names(variables)
         self._note(names, variables)
+        left_out.trains(variables)
         self._agree(gradients, variables, names)
         shared = [(name, v.value) for name, v in zip(names, variables, strict=True) if not self.is_local(v)]
         exchange = self._agreement.name
         self._replicas.begin(
-            exchange, lambda: Replica.of(memory_of_each(shared), self.settings_of_optimizer())
+            exchange,
+            lambda: Replica.of(
+                memory_of_each(shared), self.settings_of_optimizer(), memory_of_each(self._outside())
+            ),
         )
         results = self._reduce(results, variables, names)
         self._replicas.end(exchange)
@@ -323,7 +341,9 @@ class MethodReducer(GradientReducer):
             for name, variable in zip(self._names(variables), variables, strict=True)
             if not self.is_local(variable) and not getattr(variable, "overwrite_with_gradient", False)
         ]
+        left_out.trains(variables)
         sync.hyperparameters = lambda: self.settings_of_optimizer()
+        sync.outside = self._outside
         sync.replicas.cures = CURES_OF_VARIABLES
         params = {id(variable): variable.value for variable in variables}
         groups = settings.groups if isinstance(settings.groups, list | tuple) else []
@@ -422,6 +442,7 @@ def tensor(value: Any) -> Any:
 
 
 def broadcast_variables(variables: Sequence[Any], root_rank: int) -> None:
+    expect(variable for variable in variables if variable.trainable)
     with torch.no_grad():
         handles = [
             broadcast_async_(variable.value.data, root_rank, f"broadcast_variables.{i}.{variable.path}")

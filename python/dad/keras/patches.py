@@ -5,6 +5,7 @@
 - LossScaleOptimizer skips a step when this rank's gradients are not finite. Gradients are reduced first, so
   that all ranks decide alike. It is what a user has in hand where Keras has put it around ours: plan() works
   on it, too.
+- All that a model was made to train should be the same on all ranks, also what its optimizer does not get.
 - Callbacks: MetricAverageCallback comes first, so that others see averages; only rank 0 shows progress.
 """
 
@@ -79,6 +80,7 @@ def _patch_loss_scale() -> None:
 def _patch_callback_list() -> None:
     from dad.basics import is_initialized, rank
     from dad.keras.callbacks import MetricAverageCallback
+    from dad.keras.framework import framework
     from dad.keras.optimizer import is_distributed
 
     cls = keras.callbacks.CallbackList
@@ -86,7 +88,9 @@ def _patch_callback_list() -> None:
 
     @functools.wraps(original)
     def init(self: Any, callbacks: Any = None, *args: Any, **kwargs: Any) -> None:
-        if is_initialized() and is_distributed(getattr(kwargs.get("model"), "optimizer", None)):
+        model = kwargs.get("model")
+        if is_initialized() and is_distributed(getattr(model, "optimizer", None)):
+            framework().expect(_made_to_be_trained(model))
             if isinstance(callbacks, list | tuple):
                 callbacks = sorted(callbacks, key=lambda c: not isinstance(c, MetricAverageCallback))
             if rank() != 0 and "add_progbar" in kwargs:
@@ -94,6 +98,11 @@ def _patch_callback_list() -> None:
         original(self, callbacks, *args, **kwargs)
 
     cls.__init__ = init
+
+
+def _made_to_be_trained(model: Any) -> list[Any]:
+    """Its variables that were trainable when they were made, also those that are frozen by now."""
+    return [variable for layer in model._flatten_layers() for variable in layer._trainable_variables]
 
 
 def leave_jit(model: Any) -> None:

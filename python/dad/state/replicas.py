@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dad._lib import _core
@@ -82,8 +82,14 @@ class Replica:
         outside: Iterable[tuple[str, Any]] = (),
     ) -> Replica:
         """Tensors come as memory without gaps."""
-        others = {name: f"{_core.digest(memory):x}" for name, memory in outside}
         inside = {name: f"{_core.digest(memory):x}" for name, memory in tensors}
+        others: dict[str, str] = {}
+        for name, memory in outside:
+            number = 2
+            unique = name
+            while unique in inside or unique in others:  # a layer of another model may have the same name
+                unique, number = f"{name}.{number}", number + 1
+            others[unique] = f"{_core.digest(memory):x}"
         return Replica(settings, {**inside, **others}, frozenset(others))
 
     def digest(self) -> str:
@@ -104,7 +110,15 @@ CURES_OF_VARIABLES = Cures(
     tensors="Use BroadcastGlobalVariablesCallback(0), or call hvd.broadcast_variables(model.variables, "
     "root_rank=0) after the first step",
     settings="Give all ranks the same settings and schedules",
-    outside="No DistributedOptimizer has it, so nothing keeps it equal",
+    outside="No DistributedOptimizer or tape reduces its gradients, so nothing keeps it equal: train it with "
+    "one, broadcast it if it is not trained, or say that it is this rank's own by register_local_var()",
+)
+
+
+CURES_OF_SESSIONS = replace(
+    CURES_OF_VARIABLES,
+    tensors="Run hvd.broadcast_global_variables(0) when the session begins, or use "
+    "BroadcastGlobalVariablesHook(0)",
 )
 
 
@@ -147,6 +161,10 @@ class ReplicaCheck:
 
     def is_running(self) -> bool:
         return self._running is not None
+
+    def is_due(self) -> bool:
+        """Whether the step that begins compares."""
+        return self._mode != _OFF and is_due(self.steps)
 
     def next_due(self) -> int | None:
         """After how many steps replicas are compared next, from `steps` on."""
@@ -205,6 +223,10 @@ class ReplicaCheck:
                 problems.append(f"{name} is {who_has_what(values)}. {self.cures.settings}")
         outside = {name for *_, names in everyone for name in names}
         differing = _differing({number: of for number, _, of, _ in everyone})
+        # What one rank alone knows of is no model's.
+        differing = [
+            (name, groups) for name, groups in differing if name not in outside or None not in groups
+        ]
         for kind, cure in (("tensors", self._cure_for_tensors()), ("outside", self.cures.outside)):
             members = [
                 (name, groups) for name, groups in differing if (name in outside) == (kind == "outside")

@@ -48,6 +48,7 @@ def _functions() -> ctypes.CDLL:
     library.dad_tf_set_board.argtypes = [int64, text, int64]
     library.dad_tf_fail_board.argtypes = [int64, text]
     library.dad_tf_ask_again.argtypes = [int64]
+    library.dad_tf_compare.argtypes = [int64]
     library.dad_tf_take_parted.argtypes = [int64]
     library.dad_tf_take_notes.argtypes = [int64, ctypes.POINTER(int64), int64]
     library.dad_tf_take_notes.restype = int64

@@ -31,7 +31,7 @@ from dad.planning.session import Session
 from dad.planning.text import PRINTED_AFTER_STEPS
 from dad.planning.types import Choice, Link, Observation, Plan
 from dad.process_sets import ProcessSet
-from dad.state.replicas import CURES_OF_VARIABLES, Replica
+from dad.state.replicas import CURES_OF_SESSIONS, CURES_OF_VARIABLES, Replica
 from dad.state.state_bytes import from_bytes, to_bytes
 from dad.state.states import add_shares
 from dad.tensorflow._load import library
@@ -96,7 +96,8 @@ class Board:
         wire_name: Callable[[str], str],
         described: Description,
     ) -> None:
-        self.replica: Callable[[], Replica] | None = None  # what this rank has; None: nobody can tell
+        self.replica: Callable[[], Replica] | None = None  # what this rank has; None: nobody can tell here
+        self._graph_compares = False  # but a graph of TF1 can: see compare()
         self._described = described
         # Called once, when a plan has been followed for a few steps and its bytes have been measured, with
         # the exposed time of a step in ms (tf_ops/plan/board.h).
@@ -204,10 +205,24 @@ class Board:
     # Replicas are compared in the background: begun in one step, and ended in the next.
 
     def _begin_comparison(self) -> None:
+        replicas = self._session.replicas
+        replicas.steps = self._session.steps - self._compared_from
         if self.replica is not None:
-            session = self._session
-            session.replicas.steps = session.steps - self._compared_from
-            session.replicas.begin(session.agreement.name, self.replica)
+            replicas.begin(self._session.agreement.name, self.replica)
+        elif self._graph_compares and replicas.is_due():
+            library.dad_tf_compare(self.id)
+
+    def _can_compare(self) -> bool:
+        return self.replica is not None or self._graph_compares
+
+    def let_graph_compare(self) -> None:
+        """For graphs of TF1, whose variables only the graph can read."""
+        self._graph_compares = True
+        self._session.replicas.cures = CURES_OF_SESSIONS
+
+    def compare(self, replica: Callable[[], Replica]) -> None:
+        """The graph has come to the step in which replicas are compared."""
+        self._session.replicas.begin(self._session.agreement.name, replica)
 
     def _end_comparison(self) -> Exception | None:
         try:
@@ -275,9 +290,10 @@ class Board:
         ]
         if self._measured_at != _NEVER:
             pending.append(self._measured_at)
-        if session.replicas.is_running():
+        replicas = session.replicas
+        if replicas.is_running() or (self._graph_compares and replicas.is_due()):
             pending.append(session.steps + 1)
-        elif self.replica is not None and (due := session.replicas.next_due()) is not None:
+        elif (due := replicas.next_due()) is not None and self._can_compare():
             pending.append(self._compared_from + due)
         at = min(pending) - self._first_step if pending else _NEVER
         library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)

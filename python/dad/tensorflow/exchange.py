@@ -97,13 +97,14 @@ class MethodExchange:
         self._stream = stream
         self._wire_name = wire_name
         self.saved: dict[str, Any] | None = None  # to go on with, once the tensors are known
+        self.compares: Any = None  # whether the step that was begun last compares its replica in the graph
 
     def begin(self, after: Sequence[Any]) -> tf.Tensor:
         """Begins a step in which nothing goes by a method: whatever is sent in it comes after this tensor.
         after: ops that run first."""
         trace, _ = self.board.add_trace([])
         with tf.control_dependencies(after):
-            begun, _ = lib.dad_plan(
+            begun, _, self.compares = lib.dad_plan(
                 counts=tf.zeros([0], tf.int64), board=self.board.id, trace=trace, pairs=[], has_rows=[]
             )
         run_any_time([begun])
@@ -200,7 +201,7 @@ class MethodExchange:
         trace, places = self.board.add_trace([one.pair for one in work])
         for one, place in zip(work, places, strict=True):
             one.place = place
-        as_rows, in_chain = lib.dad_plan(
+        as_rows, in_chain, self.compares = lib.dad_plan(
             counts=[[tf.cast(count, tf.int64) for count in three] for three in counts_of(work)],
             board=self.board.id,
             trace=trace,

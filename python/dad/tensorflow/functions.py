@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from dad.basics import rank
 from dad.process_sets import ProcessSet, global_process_set
+from dad.tensorflow.gradients import variable_name
 from dad.tensorflow.graph import is_eager, plain
 from dad.tensorflow.ops import allgather, broadcast, broadcast_in_place
+from dad.tensorflow.replicas import expect
 
 
 @plain
@@ -27,7 +29,11 @@ def broadcast_variables(
     variables: tf.Variable or variables of Keras. They are written in place where nobody else reads their
     memory, whatever `inplace` says; it is accepted for Horovod's sake.
     """
-    operations = broadcast_in_place(list(variables), root_rank, process_set=process_set)
+    variables = list(variables)
+    operations = broadcast_in_place(variables, root_rank, process_set=process_set)
+    if process_set is global_process_set:
+        # Nobody broadcasts what ranks should not have in common.
+        expect((variable_name(one, i), one) for i, one in enumerate(variables))
     return None if is_eager() else tf.group(*operations)
 
 

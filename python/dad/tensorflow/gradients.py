@@ -29,7 +29,7 @@ from dad.tensorflow.factors.eager_capture import captured
 from dad.tensorflow.graph import collective, is_eager, sizes_as_numbers, wire_name
 from dad.tensorflow.grouping import bytes_of, small_together
 from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
-from dad.tensorflow.replicas import Settings, replica_of
+from dad.tensorflow.replicas import Settings, compared_in_graph, left_out, replica_of
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its
 # optimizers from 1.
@@ -164,6 +164,7 @@ class GradientReducer:
     def register_local(self, variable: Any) -> None:
         """The gradient of this variable stays on this rank."""
         self._local[_key(variable)] = variable
+        left_out.trains([resource(variable)])
 
     def is_local(self, variable: Any) -> bool:
         return _key(variable) in self._local
@@ -186,6 +187,7 @@ class GradientReducer:
             recorder = captured()
         names = variable_names(variables)
         self._note(names, variables)
+        left_out.trains(resource(variable) for variable in variables)
         planned = [
             i for i, gradient in enumerate(results) if self._is_planned(gradient, variables[i], names[i])
         ]
@@ -202,7 +204,26 @@ class GradientReducer:
         else:
             begun = exchange.begin(after)
         with tf.control_dependencies([begun]):
-            return _all_or_none(self._reduce_others(results, variables, names, planned))
+            reduced = _all_or_none(self._reduce_others(results, variables, names, planned))
+        return self._compared(exchange, reduced, variables, names)
+
+    def _compared(
+        self, exchange: MethodExchange, gradients: list[Any], variables: Sequence[Any], names: Sequence[str]
+    ) -> list[Any]:
+        """In graphs of TF1: the gradients, not before variables were compared with those of other ranks."""
+        if is_eager() or tf.compat.v1.executing_eagerly_outside_functions():
+            return gradients
+        shared = [(n, v) for n, v in zip(names, variables, strict=True) if not self.is_local(v)]
+        exchange.board.let_graph_compare()
+        compared = compared_in_graph(
+            exchange.board,
+            exchange.compares,
+            [name for name, _ in shared],
+            [variable for _, variable in shared],
+            self.settings_of_optimizer,
+        )
+        with tf.control_dependencies([compared]):
+            return tf.nest.map_structure(tf.identity, gradients, expand_composites=True)
 
     def _reduce_others(
         self, results: list[Any], variables: Sequence[Any], names: Sequence[str], planned: Sequence[int]
@@ -345,6 +366,7 @@ class GradientReducer:
                 [names[i] for i in shared],
                 [resource(variables[i]) for i in shared],
                 self.settings_of_optimizer,
+                found.board,
             )
         if not is_eager():
             # Its ops know the board only by number.

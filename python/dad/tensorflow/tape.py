@@ -12,9 +12,10 @@ from dad.basics import Average
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.factors.eager_capture import captured
 from dad.tensorflow.factors.find import Recorder
-from dad.tensorflow.gradients import GradientReducer
+from dad.tensorflow.gradients import GradientReducer, variable_names
 from dad.tensorflow.graph import is_eager, plain
 from dad.tensorflow.ops import resource
+from dad.tensorflow.replicas import expect
 
 
 class _DistributedTape:
@@ -44,6 +45,9 @@ class _DistributedTape:
             gradients = super().gradient(  # type: ignore[misc]
                 target, variables, output_gradients, **kwargs
             )
+        # What else the loss depends on is part of the model, and somebody should train it.
+        watched = self.watched_variables()  # type: ignore[attr-defined]
+        expect(zip(variable_names(watched), watched, strict=True))
         return tf.nest.pack_sequence_as(sources, self._dad(gradients, flat, recorder=recorder))
 
     def plan(self) -> list[dict[str, Any]]:

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from dad.tensorflow.gradients import GradientReducer
 from dad.tensorflow.graph import is_eager, plain
+from dad.tensorflow.replicas import settings_of_v1
 
 v1 = tf.compat.v1
 
@@ -33,6 +34,7 @@ class DistributedV1Optimizer(v1.train.Optimizer):
             )
         self._optimizer = optimizer
         self._reducer = reducer
+        reducer.settings_of_optimizer = settings_of_v1(optimizer)
         self._passes = backward_passes_per_step
         self._average_passes = average_aggregated_gradients
         self._accumulators: list[Any] = []

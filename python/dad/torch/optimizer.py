@@ -322,7 +322,8 @@ def DistributedOptimizer(
     if active:
         sync.add(named, grouped)
         _mark_sparse_layers(sync, model)
-        sync.outside = [(name, param) for name, param in named_parameters or () if param not in sync.slots]
+        outside = [(name, param) for name, param in named_parameters or () if param not in sync.slots]
+        sync.outside = lambda: outside
         me = weakref.ref(wrapped)
         sync.hyperparameters = lambda: hyperparameters(me())
     return wrapped

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tf_util import Lazy, hvd, launched_once, raises, tf
-from util import check_names
+from util import Warnings, check_names
 
 keras = Lazy("keras")
 NUM_RANKS = 2
@@ -356,6 +356,66 @@ def check_replicas_of_a_tape_that_differ_end_the_step_if_wanted():
         step(x, y)
     finally:
         del os.environ["DAD_CHECK_REPLICAS"]
+
+
+def check_a_layer_that_no_tape_trains_is_told_of():
+    rank = hvd().rank()
+    x, y = batch(rank)
+    for trains_all in (False, True):
+        model, critic = make_model(), keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+        model.layers[0].bias.assign(np.full(5, float(rank if not trains_all else 0)))
+        parts = [model.layers[1], critic] + ([model.layers[0]] if trains_all else [])
+
+        def step(x, y, model=model, critic=critic, parts=parts):
+            """A tape for each part, as in adversarial training."""
+            for part in parts:
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(tf.square(critic(model(x)) - y))
+                tape = hvd().DistributedGradientTape(tape)
+                for gradient, variable in zip(
+                    tape.gradient(loss, part.trainable_variables), part.trainable_variables, strict=True
+                ):
+                    variable.assign_sub(0.1 * gradient)
+
+        for run in (step, tf.function(step)):
+            with Warnings("replicas differ") as said:
+                for _ in range(4):
+                    run(x, y)
+            if rank == 0 and not trains_all and run is step:
+                assert len(said) == 1 and "dense/bias" in said[0] and "register_local_var" in said[0], said
+            else:
+                assert not said, said
+
+
+def check_replicas_of_a_session_of_tf1():
+    v1, rank = tf.compat.v1, hvd().rank()
+    x, y = batch(rank)
+    for case in ("equal", "variable", "rate", "passes"):
+        # A condition of TensorFlow 2 takes no variable without a resource.
+        for use_resource in (True,) if case == "passes" else (True, False):
+            with tf.Graph().as_default(), v1.Session() as session, Warnings("replicas differ") as said:
+                start = 0.5 + 0.1 * rank * (case in ("variable", "passes"))
+                with v1.variable_scope(f"{case}_{use_resource}"):
+                    w = v1.get_variable("w", initializer=tf.fill([6, 1], start), use_resource=use_resource)
+                loss = tf.reduce_mean(tf.square(tf.matmul(tf.constant(x), w) - tf.constant(y)))
+                optimizer = v1.train.GradientDescentOptimizer(0.01 * (1 + rank * (case == "rate")))
+                optimizer = hvd().DistributedOptimizer(
+                    optimizer, backward_passes_per_step=2 if case == "passes" else 1
+                )
+                train = optimizer.minimize(loss)
+                session.run([v1.global_variables_initializer(), v1.local_variables_initializer()])
+                for _ in range(8):
+                    session.run(train)
+            words = {"equal": None, "rate": "learning_rate is 0.01 on rank 0, 0.02 on rank 1"}.get(
+                case, f'"{case}_{use_resource}/w" differs between rank 0 / rank 1. Run hvd.broadcast_global'
+            )
+            if rank == 0 and words is not None:
+                assert any("replicas differ after step 1" in one and words in one for one in said), (
+                    case,
+                    said,
+                )
+            else:
+                assert not said, (case, said)
 
 
 def check_process_sets_of_one_rank_send_nothing():
