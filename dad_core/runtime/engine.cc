@@ -91,6 +91,7 @@ class EngineImpl final : public Engine {
   std::vector<std::vector<int>> Hosts() const override { return {}; }
   Stats GetStats() const override { return worker_.GetStats(); }
   void ResetStats() override { worker_.ResetStats(); }
+  std::vector<Wanted> GetWanted() const override { return worker_.GetWanted(); }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {
     return worker_.timeline().Start(path, mark_cycles);
   }

@@ -142,7 +142,9 @@ void Worker::Run() {
 }
 
 void Worker::PumpLanes() {
-  for (auto& [id, slot] : lanes_) slot.lane->Pump();
+  do {
+    for (auto& [id, slot] : lanes_) slot.lane->Pump();
+  } while (FindLane(0)->HasSettled());
   const Status& closed = FindLane(0)->closed();
   if (join_ && !closed.ok()) {
     NoteBroken(closed);
@@ -300,6 +302,12 @@ void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
   }
   join_ = request;
   for (auto& [id, slot] : lanes_) slot.lane->SetJoined(true);
+}
+
+bool Worker::HasOpenInSets() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+    return lane.first != 0 && lane.second.lane->has_open();
+  });
 }
 
 void Worker::AllJoined(int last_rank) {
@@ -490,8 +498,8 @@ void Worker::WarnOfSuspect(const RequestState& request) {
   if (lane == nullptr || request.meta.stream == 0 || OverflowsAreExpected()) return;
   if (!warned_streams_.emplace(process_set, request.meta.stream).second) return;
   const int rank = lane->ranks()[static_cast<size_t>(request.report.suspect)];
-  DAD_LOG(Warning) << "the gradient of \"" << request.meta.name
-                   << "\" has NaN or infinities on rank " << rank
+  DAD_LOG(Warning) << "the gradient of \"" << request.shown_name() << "\" has NaN or infinities on "
+                   << (request.request.sums_of_hosts ? "the host of rank " : "rank ") << rank
                    << ", so all ranks get them in its sum; this is said once per optimizer";
 }
 
@@ -636,6 +644,16 @@ void Worker::GiveUp(uint64_t step, const Status& why) {
   inbox_->Post(CallEvent{[this, step, why] {
     for (auto& [id, slot] : lanes_) slot.lane->GiveUp(step, why);
   }});
+}
+
+std::vector<Wanted> Worker::GetWanted() {
+  std::vector<Wanted> wanted;
+  CallOnWorker([&] {
+    for (const auto& [id, slot] : lanes_) {
+      for (Wanted& one : slot.lane->WantedHere()) wanted.push_back(std::move(one));
+    }
+  });
+  return wanted;
 }
 
 Stats Worker::GetStats() {

@@ -45,7 +45,9 @@ class Worker final : public MessageSink, private LaneOwner {
   std::vector<int> ProcessSetIds() const;
   Status health() const;
   uint32_t num_joins() const override { return num_joins_; }
+  bool HasOpenInSets() const override;
   Stats GetStats();
+  std::vector<Wanted> GetWanted();
   void ResetStats();
   void GiveUp(uint64_t step, const Status& why);
 

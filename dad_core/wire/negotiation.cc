@@ -11,6 +11,7 @@ constexpr uint8_t kJoined = 1;
 constexpr uint8_t kRecall = 2;
 constexpr uint8_t kBegins = 4;
 constexpr uint8_t kSlowLine = 8;
+constexpr uint8_t kPending = 16;
 // Of a request.
 constexpr uint8_t kRecurring = 1;
 constexpr uint8_t kOnDevice = 2;
@@ -166,7 +167,8 @@ std::vector<std::byte> Encode(const NegotiationMessage& message) {
   ByteWriter out;
   out.Value(static_cast<uint8_t>((message.joined ? kJoined : 0) | (message.recall ? kRecall : 0) |
                                  (message.begins ? kBegins : 0) |
-                                 (message.slow_line ? kSlowLine : 0)));
+                                 (message.slow_line ? kSlowLine : 0) |
+                                 (message.pending ? kPending : 0)));
   out.Varint(message.joins);
   out.Varint(static_cast<uint64_t>(message.fusion_bytes));
   out.Varint(message.missing.size());
@@ -206,6 +208,7 @@ Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes) {
   message.recall = flags & kRecall;
   message.begins = flags & kBegins;
   message.slow_line = flags & kSlowLine;
+  message.pending = flags & kPending;
   message.joins = static_cast<uint32_t>(in.Varint());
   message.fusion_bytes = static_cast<int64_t>(in.Varint());
   message.missing.resize(in.Count());

@@ -78,6 +78,8 @@ struct NegotiationMessage {
 
   bool joined = false;
   uint32_t joins = 0;  // that this rank has seen the end of
+  // It has joined, but has requests open in other process sets: the join cannot end yet.
+  bool pending = false;
   // Of what this rank has in flight nothing has been started: a step begins.
   bool begins = false;
   // What it has sent so far was held up by its line.

@@ -4,9 +4,11 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dad/digest.h"
@@ -80,20 +82,39 @@ void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
   Check(status);
 }
 
+// Never destroyed: at exit there may be no interpreter.
+py::object& WhileWaiting() {
+  static auto* callback = new py::object(py::none());
+  return *callback;
+}
+
+// With the GIL, which it gives up. Now and then Python handles signals and calls WhileWaiting.
+Status Await(dad::Ticket& ticket) {
+  constexpr std::chrono::milliseconds kInterval(200);
+  for (;;) {
+    Status status;
+    {
+      py::gil_scoped_release release;
+      status = ticket.Wait(kInterval);
+    }
+    if (status.code() != dad::StatusCode::kTimeout) return status;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (const py::object& callback = WhileWaiting(); !callback.is_none()) callback();
+  }
+}
+
 // Submits a request that carries no tensor and waits for it.
 int64_t RunBare(dad::Request request) {
   std::shared_ptr<dad::Engine> engine = Running();
   std::shared_ptr<dad::Ticket> ticket;
-  Status status;
   const bool unnamed = request.name.empty();
   if (unnamed) request.name = dad::Name(request.kind);
   {
     py::gil_scoped_release release;
     ticket =
         unnamed ? engine->SubmitUnnamed(std::move(request)) : engine->Submit(std::move(request));
-    status = ticket->Wait();
   }
-  Check(status);
+  Check(Await(*ticket));
   return ticket->value();
 }
 
@@ -154,12 +175,7 @@ class BytesGather {
 
   // Every rank's bytes, in the order of the set's ranks; joined ones have none.
   std::vector<py::bytes> Wait() {
-    Status status;
-    {
-      py::gil_scoped_release release;
-      status = ticket_->Wait();
-    }
-    Check(status);
+    Check(Await(*ticket_));
     const std::string& gathered = buffers_->gathered;
     std::vector<py::bytes> all;
     for (size_t at = 0; at + sizeof(int64_t) <= gathered.size();) {
@@ -388,6 +404,24 @@ PYBIND11_MODULE(_core, m) {
   });
   m.def("stop_timeline", [] { Check(Running()->StopTimeline()); });
   m.def("stats", &StatsAsDict);
+  m.def(
+      "wanted",
+      [] {
+        std::shared_ptr<dad::Engine> engine = Running();
+        std::vector<dad::Wanted> all;
+        {
+          py::gil_scoped_release release;
+          all = engine->GetWanted();
+        }
+        std::vector<std::pair<std::string, std::vector<int>>> wanted;
+        for (dad::Wanted& one : all) wanted.emplace_back(std::move(one.name), one.ranks);
+        return wanted;
+      },
+      "What other ranks wait for this one with: (name, ranks that have submitted it).");
+  m.def(
+      "set_while_waiting", [](py::object callback) { WhileWaiting() = std::move(callback); },
+      py::arg("callback"),
+      "Called from time to time by threads that wait for other ranks; None: nothing is.");
   m.def("reset_stats", [] {
     std::shared_ptr<dad::Engine> engine = Running();
     py::gil_scoped_release release;

@@ -39,7 +39,15 @@ Status NotFinished(const std::string& name, double seconds) {
   return Status::Timeout(message.str());
 }
 
+// Never destroyed: at exit there may be no interpreter.
+py::object& WhileWaiting() {
+  static auto* callback = new py::object(py::none());
+  return *callback;
+}
+
 }  // namespace
+
+void SetWhileWaiting(py::object callback) { WhileWaiting() = std::move(callback); }
 
 Result<std::unique_ptr<Pending>> Pending::Start(Collective collective) {
   auto engine = dad::ProcessEngine();
@@ -160,10 +168,10 @@ bool Pending::Done() const {
   return !passed.ok() || passed.value();  // an error: Finish tells
 }
 
-Status Pending::Finish(std::optional<double> timeout_seconds) {
+Status Pending::Await(std::optional<double> timeout_seconds) {
   using std::chrono::milliseconds;
   const auto started = std::chrono::steady_clock::now();
-  // Wakes up now and then only to let Python handle signals.
+  // Wakes up now and then only to let Python handle signals, and help others.
   constexpr milliseconds kSignalCheck(200);
   for (;;) {
     milliseconds wait = kSignalCheck;
@@ -177,13 +185,16 @@ Status Pending::Finish(std::optional<double> timeout_seconds) {
     std::optional<py::gil_scoped_release> release;
     if (PyGILState_Check()) release.emplace();
     const Status status = ticket_->Wait(wait);
-    if (status.ok()) break;
     if (status.code() != dad::StatusCode::kTimeout) return status;
     if (last) return NotFinished(name_, *timeout_seconds);
     py::gil_scoped_acquire acquire;
     if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+    if (const py::object& callback = WhileWaiting(); !callback.is_none()) callback();
   }
+}
 
+Status Pending::Finish(std::optional<double> timeout_seconds) {
+  if (Status status = Await(timeout_seconds); !status.ok()) return status;
   WaitOnCurrentStream(device_, ticket_->done_event());
   for (auto& [tensor, index] : copy_back_) {
     tensor.detach().copy_(outputs_->tensors[index]);

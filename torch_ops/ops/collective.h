@@ -4,6 +4,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <pybind11/pytypes.h>
 
 #include <memory>
 #include <optional>
@@ -49,6 +50,8 @@ class Pending {
   // result; raises what a signal handler raised (Ctrl-C). With a timeout
   // that passes first: kTimeout, and Finish may be called again.
   dad::Status Finish(std::optional<double> timeout_seconds = std::nullopt);
+  // As Finish, but only waits: false if the time has passed. What went wrong is Finish's to say.
+  bool WaitFor(double seconds) { return Await(seconds).code() != dad::StatusCode::kTimeout; }
 
   // Valid after a successful Finish.
   const std::vector<at::Tensor>& results() const { return outputs_->tensors; }
@@ -56,6 +59,8 @@ class Pending {
   int64_t value() const { return ticket_->value(); }
 
  private:
+  dad::Status Await(std::optional<double> timeout_seconds);
+
   struct Outputs {
     std::vector<at::Tensor> tensors;
     std::vector<dad::DeviceEvent> events;  // of their memory: before them others used it
@@ -72,6 +77,10 @@ class Pending {
   // which output has it.
   std::vector<std::pair<at::Tensor, size_t>> copy_back_;
 };
+
+// Called, with the GIL, by threads that have waited for a collective for a while, and again from
+// time to time. What it raises ends the wait. Python's None: nobody is called.
+void SetWhileWaiting(pybind11::object callback);
 
 // Raises the Python exception for `status`; returns if it is OK.
 void ThrowIfError(const dad::Status& status);

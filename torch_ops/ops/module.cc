@@ -115,6 +115,20 @@ py::tuple Wait(int64_t handle, std::optional<double> timeout_seconds) {
   return py::make_tuple(std::move(output), pending.received_splits(), pending.value());
 }
 
+// Nobody else may use the handle meanwhile.
+bool WaitFor(int64_t handle, double seconds) {
+  auto taken = TakeHandle(handle);
+  ThrowIfError(taken.status());
+  try {
+    const bool done = taken.value().pending->WaitFor(seconds);
+    GiveBackHandle(handle, std::move(taken).value());
+    return done;
+  } catch (...) {  // Ctrl-C
+    GiveBackHandle(handle, std::move(taken).value());
+    throw;
+  }
+}
+
 void Forget(int64_t handle) { (void)TakeHandle(handle); }
 
 }  // namespace
@@ -143,6 +157,10 @@ PYBIND11_MODULE(_torch, m) {
   m.def("poll", &Poll, "Whether wait() would return at once.");
   m.def("wait", &Wait, py::arg("handle"), py::arg("timeout_seconds") = std::nullopt,
         "Ends a handle: (result, received splits, value). TimeoutError leaves it as it is.");
+  m.def("wait_for", &WaitFor, py::arg("handle"), py::arg("seconds"),
+        "Whether a collective is over by then. Its handle is left as it is.");
+  m.def("set_while_waiting", &SetWhileWaiting, py::arg("callback"),
+        "Called from time to time by threads that wait for a collective; None: nothing is.");
   m.def("forget", &Forget, "Ends a handle without waiting for it.");
 
   DefineCapture(m);

@@ -86,6 +86,12 @@ struct Stats {
   std::vector<TensorStats> tensors;
 };
 
+// A request that other ranks have submitted, and this one has not.
+struct Wanted {
+  std::string name;
+  std::vector<int> ranks;  // that have it
+};
+
 class DAD_EXPORT Engine {
  public:
   // Meets the other ranks and starts the worker. The static process sets are
@@ -130,6 +136,9 @@ class DAD_EXPORT Engine {
 
   virtual Stats GetStats() const = 0;
   virtual void ResetStats() = 0;
+
+  // What other ranks wait for this one with, as far as they have said by now.
+  virtual std::vector<Wanted> GetWanted() const = 0;
 
   virtual Status StartTimeline(const std::string& path, bool mark_cycles) = 0;
   virtual Status StopTimeline() = 0;

@@ -62,6 +62,10 @@ struct Request {
   // disagree on one of a step, those that have not begun end with the same error on all ranks: who
   // has got it sends nothing more in that step, and others would wait for that.
   uint64_t step = 0;
+  // What users call this request, where it is a step of theirs; empty: by its name.
+  std::string shown_name;
+  // Each rank brings the sum of its host.
+  bool sums_of_hosts = false;
   // False when the name will not come again (a running number): not worth remembering.
   bool recurring = true;
 

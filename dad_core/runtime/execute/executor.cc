@@ -525,6 +525,14 @@ size_t Executor::num_unread() const {
   return count;
 }
 
+std::set<int> Executor::EarlyMembers(uint64_t id) const {
+  std::set<int> members;
+  const auto found = early_.find(id);
+  if (found == early_.end()) return members;
+  for (const Early& message : found->second) members.insert(message.member);
+  return members;
+}
+
 void Executor::DropEarly(const std::function<bool(uint64_t id)>& drop) {
   std::erase_if(early_, [&](const auto& entry) { return drop(entry.first); });
 }

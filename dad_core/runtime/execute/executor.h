@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <set>
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
@@ -87,6 +88,8 @@ class Executor {
   bool busy() const { return !running_.empty(); }
   // Messages of batches that have not started here.
   size_t num_unread() const;
+  // Who has sent such messages of a batch.
+  std::set<int> EarlyMembers(uint64_t id) const;
   // When the transport is closed, and touches nobody's memory.
   void FailAll(const Status& why);
 

@@ -81,6 +81,11 @@ class HierarchicalEngine final : public Engine {
   std::vector<std::vector<int>> Hosts() const override { return hierarchy_->plan().hosts; }
   Stats GetStats() const override { return Folded(engine_->GetStats()); }
   void ResetStats() override { engine_->ResetStats(); }
+  std::vector<Wanted> GetWanted() const override {
+    std::vector<Wanted> all = engine_->GetWanted();
+    for (Wanted& wanted : all) wanted.name = Hierarchy::NameOfRequest(wanted.name);
+    return all;
+  }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {
     return engine_->StartTimeline(path, mark_cycles);
   }

@@ -266,6 +266,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     if (!leads_) return Judge(nullptr);
     Request request = request_;
     request.name = NameAcross(request_.name);
+    request.sums_of_hosts = true;
     request.terms = TermsOf(request_);
     request.process_set = leader_set_;
     const auto ranks = static_cast<double>(engine_.world().size);
@@ -468,6 +469,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
         }
       }
     }
+    request.shown_name = request_.name;
     // The user's tensors, and the event, as long as the step needs them.
     using Both = std::pair<std::shared_ptr<void>, DeviceEvent>;
     request.keep_alive = std::make_shared<Both>(request_.keep_alive, event);

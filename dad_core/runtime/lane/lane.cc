@@ -1,6 +1,8 @@
 #include "runtime/lane/lane.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 
 #include "exchange/collective/dense_ring.h"
 #include "runtime/lane/batch_id.h"
@@ -131,7 +133,7 @@ void Lane::Pump() {
       const bool asked = heard_.contains(sequence_);
       const bool news = !unannounced_.empty() && wire_->Now() >= GatherUntil();
       if (!asked && !news && recall_ == Recall::kNo && joined_ == joined_said_ && !JoinedAnew() &&
-          withdrawn_.empty()) {
+          !HasSettled() && withdrawn_.empty()) {
         return;
       }
       Speak();
@@ -205,6 +207,7 @@ NegotiationMessage Lane::Compose() {
   const bool unannounced = schedule_.has_value() && !in_flight_.empty();
   message.joined = joined_said_ = joined_ && !unannounced;
   message.joins = joins_said_ = owner_->num_joins();
+  message.pending = pending_said_ = message.joined && IsPending();
   message.begins = !under_way_;
   const bool by_the_line = options_.ring_bytes < 0 || options_.pack < 0;
   const double line_rate = by_the_line ? wire_->LineRate() : 0;
@@ -503,6 +506,35 @@ std::vector<bool> Lane::Awaited() const {
   }
   awaited[static_cast<size_t>(member_)] = false;
   return awaited;
+}
+
+std::vector<Wanted> Lane::WantedHere() const {
+  std::vector<Wanted> wanted;
+  const int me = ranks_[static_cast<size_t>(member_)];
+  for (const auto& [key, missing] : negotiator_.Waiting()) {
+    const auto lacks = [&missing](int rank) {
+      return std::find(missing.begin(), missing.end(), rank) != missing.end();
+    };
+    if (!lacks(me) || in_flight_.contains(key)) continue;
+    Wanted& one = wanted.emplace_back();
+    one.name = key.name;
+    std::copy_if(ranks_.begin(), ranks_.end(), std::back_inserter(one.ranks), std::not_fn(lacks));
+  }
+  if (!schedule_.has_value()) return wanted;
+  for (size_t i = 0; i < schedule_->batches().size(); ++i) {
+    const ScheduledBatch& batch = schedule_->batches()[i];
+    const uint64_t next =
+        ScheduledBatchId(schedule_->id(), static_cast<uint32_t>(i), batch.committed + 1);
+    std::vector<int> ranks;
+    for (int member : executor_.EarlyMembers(next)) {
+      ranks.push_back(ranks_[static_cast<size_t>(member)]);
+    }
+    if (ranks.empty()) continue;
+    for (uint32_t id : MissingOf(batch)) {
+      if (const CacheEntry* entry = cache_.Get(id)) wanted.push_back({entry->meta.name, ranks});
+    }
+  }
+  return wanted;
 }
 
 std::vector<Lane::Stalled> Lane::StalledSince(Clock::time_point since) const {

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "dad/engine.h"
 #include "dad/options.h"
 #include "runtime/execute/executor.h"
 #include "runtime/lane/negotiator.h"
@@ -35,6 +36,8 @@ class LaneOwner {
                                  const std::shared_ptr<RequestState>& mine) = 0;
   virtual void AllJoined(int last_rank) = 0;
   virtual uint32_t num_joins() const = 0;  // that all ranks have come to
+  // Whether this rank has requests open in lanes other than that of all ranks.
+  virtual bool HasOpenInSets() const = 0;
 };
 
 // From what size on a tensor goes around a ring of so many members, where one has `bytes_per_rank`
@@ -81,6 +84,9 @@ class Lane {
   void FailAll(const Status& why);
 
   const Status& closed() const { return closed_; }
+  bool has_open() const { return !in_flight_.empty(); }
+  // Whether Pump has to say that nothing keeps this rank's join from ending any more.
+  bool HasSettled() const { return closed_.ok() && !spoken_ && pending_said_ && !IsPending(); }
   bool busy() const { return !in_flight_.empty() || (closed_.ok() && (joined_ || spoken_)); }
   // Messages that came and were not used yet; none once all members are idle.
   size_t num_unread() const { return executor_.num_unread() + heard_.size(); }
@@ -93,6 +99,9 @@ class Lane {
     std::vector<int> ranks;
   };
   std::vector<Stalled> StalledSince(Clock::time_point since) const;
+
+  // What other members have announced or sent and this one has not submitted.
+  std::vector<Wanted> WantedHere() const;
 
   const Executor& executor() const { return executor_; }
   Executor& executor() { return executor_; }
@@ -113,6 +122,7 @@ class Lane {
   void FitToLine(bool slow);
   void Start(const Decision& decision, bool scheduled);
   bool JoinedAnew() const;
+  bool IsPending() const { return id_ == 0 && joined_ && owner_->HasOpenInSets(); }
   std::vector<int> AbsentRanks(const Decision::Ready& ready) const;
   void NoteLast(const Decision::Ready& ready, RequestState& request) const;
   void Fail(const RequestKey& key, const Status& why);
@@ -189,6 +199,7 @@ class Lane {
 
   bool joined_ = false;
   bool joined_said_ = false;
+  bool pending_said_ = false;
   uint32_t joins_said_ = 0;     // how many were over then
   std::map<int, Status> gone_;  // members that have shut down
   Status closed_;               // not OK: the lane takes nothing more

@@ -62,7 +62,11 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
     entry = Erase(entry);
   }
   FailDifferentKinds(decision);
-  if (std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
+  // What a rank had open in another set when it joined is completed with the zeros of those that
+  // have joined, who therefore must not go on before.
+  const bool pending = std::any_of(messages.begin(), messages.end(),
+                                   [](const NegotiationMessage& one) { return one.pending; });
+  if (!pending && std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
     decision.last_joined = last_joined_;
     std::fill(joined_.begin(), joined_.end(), false);
   }

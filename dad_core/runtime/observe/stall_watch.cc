@@ -39,7 +39,7 @@ std::optional<std::string> StallWatch::Check(const Lane& lane, Clock::time_point
         std::chrono::duration_cast<std::chrono::seconds>(now - request.submitted).count();
     if (!request.warned) {
       request.warned = true;
-      DAD_LOG(Warning) << Name(request.meta.kind) << " \"" << request.meta.name
+      DAD_LOG(Warning) << Name(request.meta.kind) << " \"" << request.shown_name()
                        << "\" has waited for " << age << " s for rank(s) " << List(stalled.ranks)
                        << ": have they stopped, or taken another branch?";
     }
@@ -48,7 +48,7 @@ std::optional<std::string> StallWatch::Check(const Lane& lane, Clock::time_point
   const auto give_up_before = now - std::chrono::duration_cast<Clock::duration>(give_up_after_);
   for (const Lane::Stalled& stalled : lane.StalledSince(give_up_before)) {
     if (stalled.ranks.empty()) continue;
-    return std::string(Name(stalled.request->meta.kind)) + " \"" + stalled.request->meta.name +
+    return std::string(Name(stalled.request->meta.kind)) + " \"" + stalled.request->shown_name() +
            "\" was not submitted by rank(s) " + List(stalled.ranks) + " within " +
            std::to_string(static_cast<int64_t>(give_up_after_.count())) + " s";
   }

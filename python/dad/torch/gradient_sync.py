@@ -36,10 +36,12 @@ from dad.planning.ranks import RanksOf
 from dad.planning.session import Session
 from dad.process_sets import ProcessSet
 from dad.state.replicas import Replica, ReplicaCheck
-from dad.torch import grad_scaler, hooks, ops, pending_grad
+from dad.torch import grad_scaler, hooks, pending_grad
+from dad.torch._load import _torch
 from dad.torch.batch_weight import BatchWeight
 from dad.torch.layer_units import Unit
 from dad.torch.naming import Named, describe
+from dad.torch.readers import Readers
 from dad.torch.replicas import CURES, dense
 from dad.torch.slots import Slot
 from dad.torch.terms import Terms
@@ -93,11 +95,12 @@ class GradientSync:
         self._failed: list[Exception] = []  # what went wrong in this step
         self._waited = False  # for all results of this step
         self._compares = False  # replicas, in this step
+        self._readers = Readers(self)
         self._follows_plan = True  # the same one as the other ranks
         self.waited_seconds = 0.0  # for results, in all steps
         # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
         self.hyperparameters: Callable[[], dict[str, str]] = dict
-        self.outside: list[tuple[str, torch.Tensor]] = []
+        self.outside: Callable[[], list[tuple[str, torch.Tensor]]] = list
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
 
     # What it has
@@ -235,6 +238,7 @@ class GradientSync:
         self._backward_calls += 1
         if not self.touched:
             return
+        self._readers.backward_ended()
         if self._session.agreement.is_due():
             self._agree_early()
         self._watch_gradients(self.slots.values())
@@ -270,6 +274,12 @@ class GradientSync:
 
     def before_access(self, slot: Slot) -> None:
         """Somebody is about to use .grad."""
+        with self._readers.reading(slot.name):
+            self._reduce_for_access(slot)
+        if self._failed:
+            raise self._failed[0]
+
+    def _reduce_for_access(self, slot: Slot) -> None:
         more_may_come = self._usual_backward_calls == 0 or self._backward_calls < self._usual_backward_calls
         if more_may_come and all(unit.was_sent for unit in slot.units) and self._comes_soon(slot):
             together = {member for unit in slot.units for member in unit.slots}
@@ -285,18 +295,16 @@ class GradientSync:
                 self.end_step()
                 raise
             self._wait()
-        if self._failed:
-            raise self._failed[0]
 
     def _comes_soon(self, slot: Slot) -> bool:
         """Waits for what was sent of this slot, but not for long if other ranks may be waiting for what this
         one has not sent."""
         if all(unit.was_sent for unit in self.units):
             return True
-        begin = time.monotonic()
-        pause = 1e-5
-        while not all(unit.handle is None or ops.poll(unit.handle) for unit in slot.units):
-            if time.monotonic() - begin > _PATIENCE_SECONDS:
+        ends = time.monotonic() + _PATIENCE_SECONDS
+        for unit in slot.units:
+            left = max(0.0, ends - time.monotonic())
+            if unit.handle is not None and not _torch.wait_for(unit.handle, left):
                 log.warning(
                     'the gradient of "%s" has not come for %g s: other ranks may wait for gradients that '
                     "this rank has not computed in this step, so it sends zeros for them. Let all ranks use "
@@ -305,9 +313,27 @@ class GradientSync:
                     _PATIENCE_SECONDS,
                 )
                 return False
-            time.sleep(pause)
-            pause = min(2 * pause, 1e-3)
         return True
+
+    # While this rank waits in a collective (readers.py)
+
+    def may_send_rest(self) -> bool:
+        """Whether this step's backward passes seem to be over."""
+        more_comes = self._usual_backward_calls > 0 and self._backward_calls < self._usual_backward_calls
+        return bool(self._watched) and not self._waited and not more_comes
+
+    def plan_name(self) -> str:
+        """Under which ranks exchange what they have observed."""
+        return f"plan.{self._session.agreement.name}"
+
+    def send_rest_for_others(self) -> None:
+        """Another rank uses .grad and waits for what this one would send in step()."""
+        try:
+            self._send_rest()
+        except Exception as error:  # for whoever uses .grad, and for step()
+            self._failed.append(error)
+            self._waited = True
+        self._watch_gradients(self.slots.values())
 
     # Sending
 
@@ -401,7 +427,8 @@ class GradientSync:
         if not self._waited:
             self._waited = True
             for unit in self.units:
-                self._try(self._finish, unit)
+                if not self._readers.gave_up:
+                    self._try(self._finish, unit)
 
     def _in_backward_order(self) -> list[Unit]:
         """All units, as far as known in the order of backward(): ranks build their schedule from it."""
@@ -480,7 +507,7 @@ class GradientSync:
     def _replica(self) -> Replica:
         """What this rank has now: as the last step has left it."""
         tracked = [(slot.name, slot.param) for slot in self.slots.values()]
-        return Replica.of(dense(tracked), self.hyperparameters(), dense(self.outside))
+        return Replica.of(dense(tracked), self.hyperparameters(), dense(self.outside()))
 
     # What is kept between steps
 

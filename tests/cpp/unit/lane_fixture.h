@@ -133,6 +133,11 @@ class FakeRank final : private LaneOwner {
   }
   void AllJoined(int last_rank) override;
   uint32_t num_joins() const override { return num_joins_; }
+  bool HasOpenInSets() const override {
+    return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+      return lane.first != 0 && lane.second.lane->has_open();
+    });
+  }
 
   FakeCluster* const cluster_;
   const int rank_;
@@ -396,7 +401,9 @@ inline void FakeRank::Run() {
   inbox_->Take(Clock::time_point(), events);
   for (Event& event : events) Handle(event);
   if (state_ == State::kAlive) {
-    for (auto& [id, slot] : lanes_) slot.lane->Pump();
+    do {
+      for (auto& [id, slot] : lanes_) slot.lane->Pump();
+    } while (lane().HasSettled());
     const Status& closed = lane().closed();
     if (join_ && !closed.ok()) std::exchange(join_, nullptr)->Complete(closed);
   }

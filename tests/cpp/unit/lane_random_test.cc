@@ -255,10 +255,8 @@ class RandomRun {
     for (size_t s = 0; s < epoch.num_steps[static_cast<size_t>(rank)]; ++s) {
       for (size_t p = 0; p < epoch.steps[s].size(); ++p) {
         for (size_t i = 0; i < epoch.steps[s][p].size(); ++i) {
-          // Smaller sets may see the end of a join before what was submitted ahead of it, and a
-          // joined rank is in any collective, also in one of another kind than it has open.
-          const Item& item = epoch.steps[s][p][i];
-          const bool must_wait = item.set > 0 || item.spoils_kind;
+          // A joined rank is in any collective, also in one of another kind than it has open.
+          const bool must_wait = epoch.steps[s][p][i].spoils_kind;
           if (waits_for_all || must_wait) moves.push_back({Move::kWait, {}, places[s][p][i]});
         }
       }

@@ -265,6 +265,27 @@ TEST(LaneTest, WhatWasSentByTheScheduleBeforeTheLastJoinIsAnswered) {
   EXPECT_EQ(ranks.ValueOf(a), 5.0f);
 }
 
+// Rank 2 is not in the set, so the end of the join may be known before rank 1 speaks there.
+TEST(LaneTest, WhatIsOpenInASmallerSetAtAJoinIsAnsweredBeforeItEnds) {
+  for (unsigned seed = 0; seed < 50; ++seed) {
+    std::mt19937 random(seed);
+    const auto choose = [&](size_t n) { return random() % n; };
+    FakeCluster ranks(3, Options(), {{0, 1}});
+    Values values(std::vector<float>(4, 5.0f));
+    Request request = values.AllReduce("a");
+    request.process_set = 1;
+    const RequestPtr a = ranks[0].Submit(std::move(request));
+    std::vector<RequestPtr> joins;
+    for (int rank : {2, 1, 0}) joins.push_back(ranks[rank].Join());
+    while (ranks.Step(choose) || ranks.AdvanceToDeadline()) {
+      EXPECT_TRUE(!joins[0]->finished() || a->finished()) << "seed " << seed;
+    }
+    for (const RequestPtr& join : joins) ASSERT_TRUE(join->finished()) << "seed " << seed;
+    ASSERT_TRUE(a->finished()) << "seed " << seed;
+    EXPECT_EQ(values.data.back(), 5.0f);
+  }
+}
+
 // Rank 0 has announced an allreduce when a schedule is built that has a broadcast of this name,
 // which rank 1 then sends by the schedule.
 TEST(LaneTest, AKindThatWaitsWhenAScheduleIsBuiltIsComparedWithTheScheduledOne) {

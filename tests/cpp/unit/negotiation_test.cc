@@ -27,6 +27,7 @@ TEST(NegotiationTest, MessagesSurviveTheWire) {
   message.recall = true;
   message.begins = true;
   message.slow_line = true;
+  message.pending = true;
   message.missing = {7, 300};
   message.stale = {1};
   message.committed = {0, 5, 100'000};
@@ -40,7 +41,7 @@ TEST(NegotiationTest, MessagesSurviveTheWire) {
   ASSERT_TRUE(back.ok());
   EXPECT_EQ(Encode(back.value()), Encode(message));
   EXPECT_TRUE(back.value().joined && back.value().recall && back.value().begins &&
-              back.value().slow_line);
+              back.value().slow_line && back.value().pending);
   EXPECT_EQ(back.value().fresh[0].meta.terms, "by hand");
   EXPECT_EQ(back.value().withdrawn, message.withdrawn);
   EXPECT_EQ(back.value().known[1].cache_id, 17u);
@@ -197,6 +198,18 @@ TEST(NegotiatorTest, JoinedRanksAreNotWaitedFor) {
   EXPECT_EQ(decision.last_joined, -1);
   messages = {joined, joined};
   EXPECT_EQ(negotiator.Decide(messages).value().last_joined, 0);
+}
+
+TEST(NegotiatorTest, AJoinGoesOnWhileARankHasRequestsOpenInOtherSets) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  NegotiationMessage joined;
+  joined.joined = true;
+  NegotiationMessage pending = joined;
+  pending.pending = true;
+  EXPECT_EQ(negotiator.Decide(std::vector{pending, joined}).value().last_joined, -1);
+  EXPECT_TRUE(negotiator.any_joined());
+  EXPECT_EQ(negotiator.Decide(std::vector{joined, joined}).value().last_joined, 1);
 }
 
 TEST(NegotiatorTest, ARankThatSpokeAsJoinedIsWaitedForIfThatJoinIsOver) {

@@ -824,6 +824,25 @@ def check_replicas_that_differ_are_told_once():
                 assert all(word in text for word in ("replicas differ after step 1", *words)), text
 
 
+def check_a_layer_that_the_optimizer_does_not_get_is_told_of():
+    if hvd.size() == 1:
+        pytest.skip("needs two ranks")
+    for compression in ("none", "rank_dad:rank=2"):
+        for differs in (True, False):
+            model = make_model()
+            frozen = make_model(hvd.rank() if differs else 0).layers[0]
+            model.layers[0].set_weights(frozen.get_weights())
+            model.layers[0].trainable = False
+            with Warnings("replicas differ") as said:
+                optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), compression=compression)
+                fit(model, optimizer, shard(hvd.rank()))
+            first, *others = hvd.allgather_object(said)
+            assert not any(others), others
+            assert len(first) == differs, first
+            for text in first:
+                assert "kernel" in text and "nothing keeps it equal" in text, text
+
+
 def check_values():
     rank, size = hvd.rank(), hvd.size()
     assert float(hvd.allreduce(float(rank))) == (size - 1) / 2

@@ -1,6 +1,7 @@
 """HOROVOD_HIERARCHICAL_ALLREDUCE: four ranks that believe they are on two hosts."""
 
 import copy
+import re
 
 import numpy as np
 import pytest
@@ -24,6 +25,32 @@ results = launched_once(
 @pytest.mark.parametrize("check", check_names(__file__))
 def test_on_four_ranks(results, check):
     results.assert_passed(check)
+
+
+def test_a_gradient_that_is_not_finite_is_reported_by_its_name(results):
+    told = re.findall(
+        r'gradient of "(\S+)" has NaN or infinities on ((?:the host of )?rank \d)', results.output
+    )
+    # Rank 3 within its host, whose sum rank 2 brings to the other.
+    assert {one for one in told if one[0].startswith("poisoned")} == {
+        ("poisoned.weight", "rank 3"),
+        ("poisoned.weight", "the host of rank 2"),
+    }
+
+
+def check_a_gradient_that_is_not_finite_on_one_rank():
+    model = nn.Linear(3, 2, bias=False)
+    optimizer = hvd().DistributedOptimizer(
+        torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=[("poisoned.weight", model.weight)]
+    )
+    for step in range(2):
+        optimizer.zero_grad()
+        x = torch.ones(2, 3)
+        if step == 1 and hvd().rank() == 3:
+            x[0, 0] = float("nan")
+        model(x).sum().backward()
+        optimizer.step()
+    assert model.weight.isnan().any()
 
 
 def check_sums_are_those_of_all_ranks():

@@ -219,6 +219,49 @@ def check_one_rank_may_look_before_a_collective():
         hvd().check_replicas(model)
 
 
+def check_one_rank_may_look_before_a_collective_whatever_ranks_have_used():
+    """Ranks send some gradients in step() only: what they have not used, and all of a step that is observed."""
+    collectives = (
+        lambda: hvd().allreduce(torch.ones(3), name="loss"),
+        lambda: hvd().allgather_object("loss"),
+        lambda: hvd().barrier(),
+        lambda: hvd().synchronize(hvd().allreduce_async(torch.ones(3), name="later")),
+    )
+    for compression in ("none", "rank_dad:rank=2", "auto"):
+        model = net()
+        optimizer = distributed(model, compression)
+        for step, collective in enumerate((*collectives, collectives[0])):
+            optimizer.zero_grad()
+            loss_of(model, batches(step)[hvd().rank()], heads_of(hvd().rank(), step)).backward()
+            if hvd().rank() == step % 2:
+                log(model)
+            collective()
+            optimizer.step()
+            hvd().check_replicas(model)
+
+
+def check_a_reader_is_told_which_collective_others_wait_in():
+    from dad.torch import readers
+
+    model = net()
+    optimizer = distributed(model)
+    patience, readers.PATIENCE_SECONDS = readers.PATIENCE_SECONDS, 0.3
+    for step in range(3):
+        optimizer.zero_grad()
+        if step < 2 or hvd().rank() == 0:  # the others do not know that a step has begun
+            loss_of(model, batches(step)[hvd().rank()]).backward()
+        if step == 2 and hvd().rank() == 0:
+            with pytest.raises(hvd().MismatchError, match=r'ranks 1, 2 waits? for this rank in "loss"'):
+                log(model)
+        hvd().allreduce(torch.ones(3), name="loss")
+        if step == 2 and hvd().rank() == 0:
+            with pytest.raises(hvd().MismatchError, match="optimizer.synchronize"):
+                optimizer.step()
+        else:
+            optimizer.step()
+    readers.PATIENCE_SECONDS = patience
+
+
 def check_unscaling_and_clipping():
     rank = hvd().rank()
     model = net()
