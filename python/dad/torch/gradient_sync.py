@@ -533,7 +533,7 @@ class GradientSync:
         """Back to the start of a step. What is still in flight is left to itself."""
         self._unwatch()
         self._failed = []
-        self._waited = self._compares = False
+        self._waited = self._compares = self._readers.gave_up = False
         self._follows_plan = True
         self._backward_calls = 0
         self._units.reset()

@@ -246,9 +246,9 @@ def check_a_reader_is_told_which_collective_others_wait_in():
     model = net()
     optimizer = distributed(model)
     patience, readers.PATIENCE_SECONDS = readers.PATIENCE_SECONDS, 0.3
-    for step in range(3):
+    for step in range(4):
         optimizer.zero_grad()
-        if step < 2 or hvd().rank() == 0:  # the others do not know that a step has begun
+        if step != 2 or hvd().rank() == 0:  # else the others do not know that a step has begun
             loss_of(model, batches(step)[hvd().rank()]).backward()
         if step == 2 and hvd().rank() == 0:
             with pytest.raises(hvd().MismatchError, match=r'ranks 1, 2 waits? for this rank in "loss"'):
@@ -259,6 +259,9 @@ def check_a_reader_is_told_which_collective_others_wait_in():
                 optimizer.step()
         else:
             optimizer.step()
+        if step == 2:
+            hvd().broadcast_parameters(model.state_dict(), root_rank=1)
+    hvd().check_replicas(model)
     readers.PATIENCE_SECONDS = patience
 
 
