@@ -381,6 +381,8 @@ def _meet_in_round() -> tuple[World, str]:
     from dad.runner.meeting import meet
 
     if _session.asked is not None or not launcher.has_place(os.environ):
+        if _session.asked is None:
+            launcher.import_late_modules()
         place = launcher.ask_place(os.environ)
         _session.place_taken_at = time.monotonic()
         launcher.take_place(place, os.environ)

@@ -7,9 +7,12 @@ for the next round", and is answered when every worker of the round before is re
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import importlib
 import os
 import socket
+import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
@@ -75,6 +78,16 @@ def elastic_timeout(environ: Mapping[str, str] = os.environ) -> float:
     """How long a job may wait until it can go on."""
     value = environ.get("HOROVOD_ELASTIC_TIMEOUT")
     return float(value) if value else _TIMEOUT_SECONDS
+
+
+def import_late_modules() -> None:
+    """Of a newcomer, before the others make room for it: from then on they wait for it.
+
+    The first optimizer imports torch._dynamo, which takes seconds on a busy machine.
+    """
+    if "torch" in sys.modules:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("torch._dynamo")
 
 
 def ask_place(environ: Mapping[str, str]) -> Place:
