@@ -34,6 +34,9 @@ test-sanitize: setup  ## the C++ tests under the thread, address and undefined-b
 test-cuda12:  ## the kernels by nvcc 12.4, declarations against CUDA 12's headers; the first time 1.7 GB pass by
 	@scripts/cuda12.sh
 
+chaos: setup  ## faults at random times, and what must hold after them; CHAOS_SECONDS (150), 3600 for an hour
+	@$(VENV)/bin/python tests/chaos/chaos.py --seconds $${CHAOS_SECONDS:-150}
+
 fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
 	@scripts/fuzz.sh
 
@@ -66,4 +69,4 @@ wheel: setup  ## a wheel in dist/, for the torch in .venv
 clean:  ## what was built; not .venv
 	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize test-cuda12 fuzz lint format bench docs wheel clean
+.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint format bench docs wheel clean

@@ -23,7 +23,8 @@ SECONDS = 40.0
 class Job:
     """A dadrun; its lines, of both streams, in order."""
 
-    def __init__(self, folder, *args, command=(sys.executable, WORKER), events=(), env=None):
+    def __init__(self, folder, *args, command=(sys.executable, WORKER), events=(), env=None, seconds=SECONDS):
+        self.seconds = seconds
         self.folder = folder
         path = os.pathsep.join(filter(None, [PACKAGE_ROOT, os.environ.get("PYTHONPATH")]))
         self.mark = f"mark-{os.getpid()}-{folder.name}"
@@ -46,12 +47,12 @@ class Job:
 
     def until(self, pattern, count=1):
         """Reads on until so many new lines match; the last match."""
-        deadline = time.monotonic() + SECONDS
+        deadline = time.monotonic() + self.seconds
         while True:
             try:
                 line = self._queue.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                pytest.fail(f"no {pattern!r} within {SECONDS} s:\n" + "\n".join(self.lines))
+                pytest.fail(f"no {pattern!r} within {self.seconds} s:\n" + "\n".join(self.lines))
             if line is None:
                 pytest.fail(f"the job has ended without {pattern!r}:\n" + "\n".join(self.lines))
             self.lines.append(line)
@@ -66,8 +67,8 @@ class Job:
 
     def end(self):
         """The exit code; all lines are read."""
-        code = self.process.wait(SECONDS)
-        while (line := self._queue.get(timeout=SECONDS)) is not None:
+        code = self.process.wait(self.seconds)
+        while (line := self._queue.get(timeout=self.seconds)) is not None:
             self.lines.append(line)
         return code
 
