@@ -2,19 +2,23 @@
 //
 //   cmake --build build --target dad_sparse_bench && build/benchmarks/dad_sparse_bench
 //
-// An argument chooses tables by name: codec, update.
+// An argument chooses tables by name: codec, update, largest.
 #include <time.h>
 
 #include <algorithm>
 #include <cstdio>
 #include <functional>
+#include <limits>
 #include <random>
 #include <string_view>
 #include <vector>
 
 #include "best_seconds.h"
 #include "codec/accumulate.h"
+#include "codec/chunk_pick.h"
+#include "codec/chunk_topk.h"
 #include "codec/sparse_code.h"
+#include "codec/topk.h"
 #include "util/aligned_buffer.h"
 
 namespace dad {
@@ -154,12 +158,93 @@ void Update() {
   }
 }
 
+// ---- largest: what topk and chunk_topk do with a tensor, against the same loop over memory
+
+// g + e, then the largest of it, and their encoding, as exchange/sparse.cc has it.
+void TopK(Array& g, Array& e, Array& sum, double ratio) {
+  AccumulateBlock<float> block;
+  block.count = kElements;
+  block.g = g.data();
+  block.r = e.data();
+  block.new_r = sum.data();
+  block.stream = true;
+  Selected<float> none;
+  (void)Accumulate(BestCpuLevel(), {std::numeric_limits<float>::infinity()}, block, none);
+  TopKLimit limit =
+      FindTopK(sum.data(), kElements, static_cast<int64_t>(ratio * static_cast<double>(kElements)));
+  std::vector<uint32_t> index;
+  std::vector<float> value;
+  TakeTopK(sum.data(), kElements, limit, index, value);
+  for (const uint32_t i : index) sum.data()[i] = 0;
+  std::vector<std::byte> bytes;
+  EncodeSparse(Coding::kRice, kElements, index, {}, 0, bytes);
+}
+
+std::vector<uint32_t> PickChunks(const ChunkCode& code, Array& g, Array& e, Array& sum) {
+  ChunkPicker<float> picker(BestCpuLevel());
+  std::vector<uint32_t> index;
+  for (int64_t at = 0; at < kElements; at += code.chunk) {
+    const int64_t n = std::min(code.chunk, kElements - at);
+    (void)picker.Pick({g.data() + at, 1, e.data() + at, 1, sum.data() + at, n}, code.k,
+                      static_cast<uint32_t>(at), index);
+  }
+  return index;
+}
+
+std::vector<std::byte> EncodeChunks(const ChunkCode& code, const std::vector<uint32_t>& index,
+                                    Array& sum) {
+  std::vector<float> values(index.size());
+  for (size_t i = 0; i < index.size(); ++i) values[i] = sum.data()[index[i]];
+  std::vector<float> left = values;
+  std::vector<std::byte> bytes;
+  EncodeChunkRun<float>(code, index, left, bytes);
+  // An exchange writes what is left; here the next run is to find the same.
+  for (size_t i = 0; i < index.size(); ++i) sum.data()[index[i]] = values[i];
+  return bytes;
+}
+
+void Largest() {
+  std::printf("\nthe largest of %ld normal elements, 12 bytes each, against a triad\n",
+              static_cast<long>(kElements));
+  std::printf("%-34s %10s %10s\n", "what", "GB/s", "of triad");
+  Array g(0), e(0), sum(0);
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  for (int64_t i = 0; i < kElements; ++i) {
+    g.data()[i] = normal(random);
+    e.data()[i] = normal(random);
+  }
+  const auto row = [&](const char* what, double triad, const std::function<void()>& run) {
+    const double rate = 12e-9 * static_cast<double>(kElements) / BestSeconds(run);
+    std::printf("%-34s %10.2f %10.3f\n", what, rate, triad > 0 ? rate / triad : 1.0);
+    return rate;
+  };
+  const double triad = row("triad", 0, [&] { Triad(g.data(), e.data(), sum.data()); });
+  row("topk, 1/64, with its encoding", triad, [&] { TopK(g, e, sum, 1.0 / 64); });
+  for (const auto& [chunk, k] : {std::pair{4096, 64}, {4096, 256}, {1024, 16}, {64, 1}}) {
+    const ChunkCode code{.chunk = chunk, .k = k, .bits = 2};
+    char name[64];
+    std::snprintf(name, sizeof name, "pick %d of %d", k, chunk);
+    std::vector<uint32_t> index;
+    row(name, triad, [&] { index = PickChunks(code, g, e, sum); });
+    std::vector<std::byte> bytes;
+    row("  encode it in 2 bits", triad, [&] { bytes = EncodeChunks(code, index, sum); });
+    std::vector<float> result(static_cast<size_t>(kElements), 0.0f);
+    row("  decode and add it", triad, [&] {
+      ByteReader in(bytes);
+      (void)AddChunks<float>(code, kElements, in, result.data());
+    });
+    std::printf("  %.2f bits each\n",
+                8.0 * static_cast<double>(bytes.size()) / static_cast<double>(index.size()));
+  }
+}
+
 // A new table is a function and a line here.
 struct Table {
   std::string_view name;
   void (*run)();
 };
-constexpr Table kTables[] = {{"codec", Codec}, {"update", Update}};
+constexpr Table kTables[] = {{"codec", Codec}, {"update", Update}, {"largest", Largest}};
 
 int Main(int argc, char** argv) {
   std::printf("one thread, best of several runs\n");

@@ -15,7 +15,7 @@ constexpr int kMaxK = 31;
 // Bits of a word that are good whatever bit of its first byte one begins with.
 constexpr unsigned kLoadBits = 57;
 
-bool IsWidth(int value_bits) { return value_bits == 0 || value_bits == 1 || value_bits == 4; }
+bool IsWidth(int value_bits) { return value_bits >= 0 && value_bits <= 8; }
 
 uint64_t CodeBytes(uint64_t count, int value_bits) {
   return (count * static_cast<uint64_t>(value_bits) + 7) / 8;
@@ -88,6 +88,31 @@ std::byte* WriteVarint(uint64_t value, std::byte* out) {
   return out;
 }
 
+// Codes of any width, eight at a time: they fill `value_bits` whole bytes.
+void PackWideCodes(std::span<const uint8_t> code, int value_bits, std::byte* out) {
+  const auto width = static_cast<unsigned>(value_bits);
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  for (size_t i = 0; i < code.size(); i += 8) {
+    const size_t n = std::min<size_t>(8, code.size() - i);
+    uint64_t bits = 0;
+    for (size_t j = 0; j < n; ++j) bits |= (code[i + j] & mask) << (width * j);
+    std::memcpy(out, &bits, (n * width + 7) / 8);
+    out += width;
+  }
+}
+
+void UnpackWideCodes(const std::byte* in, size_t count, int value_bits, uint8_t* code) {
+  const auto width = static_cast<unsigned>(value_bits);
+  const uint64_t mask = (uint64_t{1} << width) - 1;
+  for (size_t i = 0; i < count; i += 8) {
+    const size_t n = std::min<size_t>(8, count - i);
+    uint64_t bits = 0;
+    std::memcpy(&bits, in, (n * width + 7) / 8);
+    for (size_t j = 0; j < n; ++j) code[i + j] = static_cast<uint8_t>(bits >> (width * j) & mask);
+    in += width;
+  }
+}
+
 void PackCodes(std::span<const uint8_t> code, int value_bits, std::byte* out) {
   const size_t count = code.size();
   if (value_bits == 4) {
@@ -97,6 +122,7 @@ void PackCodes(std::span<const uint8_t> code, int value_bits, std::byte* out) {
     if (count % 2 != 0) out[count / 2] = static_cast<std::byte>(code[count - 1] & 15);
     return;
   }
+  if (value_bits != 1) return PackWideCodes(code, value_bits, out);
   constexpr uint64_t kOnes = 0x0101010101010101;
   for (size_t i = 0; i < count; i += 8) {
     uint64_t eight = 0;
@@ -115,6 +141,7 @@ void UnpackCodes(const std::byte* in, size_t count, int value_bits, uint8_t* cod
     if (count % 2 != 0) code[count - 1] = static_cast<uint8_t>(in[count / 2]) & 15;
     return;
   }
+  if (value_bits != 1) return UnpackWideCodes(in, count, value_bits, code);
   constexpr uint64_t kOnes = 0x0101010101010101;
   for (size_t i = 0; i < count; i += 8) {
     // Byte j keeps bit j; adding 0x7f moves it to bit 7.

@@ -1,7 +1,7 @@
 // A sparse tensor as it travels: the indices of the elements that are sent, strictly rising,
 // and a small code for each (what a code stands for is the exchange's matter).
 //
-// Little endian; a varint is that of util/byte_io.h. value_bits is the width of a code: 4, 1,
+// Little endian; a varint is that of util/byte_io.h. value_bits is the width of a code: 1 to 8,
 // or 0 for indices alone.
 //
 //   word   varint count, then count uint32. An index has the low 32 - value_bits bits, the
@@ -10,7 +10,7 @@
 //   rice   varint count; if that is 0 nothing follows. Else
 //          uint8 k, 0..31
 //          the codes, ⌈count · value_bits / 8⌉ bytes: the first code in the lowest bits of
-//          the first byte, unused bits 0
+//          the first byte (a code may span two bytes), unused bits 0
 //          the gaps, a stream of bits that begins with the lowest bit of the first byte, and
 //          ends with 0 to 7 bits 0. A gap is index - previous index - 1; for the first
 //          index, the index itself. It goes as gap >> k bits 0, a bit 1, and the low k bits

@@ -9,6 +9,7 @@
 #include "exchange/device/low_rank.h"
 #include "exchange/device/qsgd.h"
 #include "exchange/device/sparse.h"
+#include "exchange/method/chunk_topk/chunk_topk.h"
 #include "exchange/method/factor/factor.h"
 #include "exchange/method/int8/int8.h"
 #include "exchange/method/low_rank/low_rank.h"
@@ -46,6 +47,14 @@ constexpr MethodRow kRows[] = {
      .make = MakeQsgdExchange,
      .share_bytes = QsgdShareBytes,
      .device = {.make = MakeDeviceQsgdExchange}},
+    {.name = "chunk_topk",
+     .make = MakeChunkTopKExchange,
+     .share_bytes = ChunkTopKShareBytes,
+     .dense_per_batch = 1},
+    {.name = "chunk_topk_rows",
+     .make = MakeChunkTopKExchange,
+     .share_bytes = ChunkTopKShareBytes,
+     .dense_per_batch = 1},
 };
 
 // What RegisterMethod has added, the newest first. A row stays where it is: others point to it.

@@ -75,6 +75,12 @@ const std::vector<Case>& Cases() {
       {.method = "none", .shape = {800}, .pack = true},
       {.method = "none", .shape = {800}, .pack = true, .ring = true},
       {.method = "none", .dtype = DType::kBFloat16, .shape = {800}, .pack = true},
+      {"chunk_topk;chunk=16;k=3;combine=gather", DType::kFloat32, {100}},
+      {"chunk_topk;chunk=16;k=3;combine=owner", DType::kFloat32, {100}},
+      {"chunk_topk;chunk=7;k=7;bits=3;decay=0.5;combine=owner", DType::kFloat64, {50}},
+      {"chunk_topk;bits=1;combine=owner", DType::kBFloat16, {3}},
+      {"chunk_topk_rows;chunk=12;k=3;combine=owner;layer=8x5"},
+      {"chunk_topk_rows;chunk=16;k=2;combine=gather;layer=8x5", DType::kFloat64},
   };
   return cases;
 }

@@ -55,6 +55,8 @@ std::vector<Bytes> Seeds() {
            "sparse;rule=strom;tau_absolute=0.5;coding=word;layer=8x4",
            "sparse;rule=topk;ratio=0.01;coding=rice;layer=8x4:bias",
            "qsgd;bits=4;seed=7",
+           "chunk_topk;chunk=4096;k=64;bits=2;decay=0.95;combine=owner",
+           "chunk_topk_rows;chunk=16;k=2;bits=1;combine=gather;layer=8x4",
        }) {
     seeds.push_back(Seed().Byte(0).Byte(0).Short(100).Text(text).bytes());
   }

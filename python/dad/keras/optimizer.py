@@ -17,6 +17,7 @@ from dad.basics import Average, Sum
 from dad.keras import patches
 from dad.keras.compressor_state import SavedState
 from dad.keras.framework import framework
+from dad.methods.momentum import require_plain_optimizer
 from dad.process_sets import ProcessSet, global_process_set
 
 
@@ -184,6 +185,7 @@ def DistributedOptimizer(
         scale_local_gradients,
         require_model(model),
     )
+    require_plain_optimizer(settings.compression, optimizer)
     patches.install()
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # LossScaleOptimizer

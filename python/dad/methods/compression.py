@@ -281,6 +281,28 @@ class TopK(Lossy):
 
 
 @dataclass(frozen=True)
+class ChunkTopK(Lossy):
+    """Sends the largest elements of each chunk of a tensor, in few bits each."""
+
+    name = "chunk_topk"
+    chunk: int = 4096  # elements, in memory order
+    k: int = 64  # that are sent of each chunk
+    bits: int = 2  # of an element: a sign, and the number of its level
+    decay: float = 1.0  # what waits fades by this factor per step
+    combine: str = "auto"  # gather, owner
+    on: str = "gradient"  # or momentum: what waits is the momentum, applied by plain SGD or by sign
+
+    def _check(self) -> None:
+        super()._check()
+        self._integer("chunk", 1, 2**24)
+        self._integer("k", 1, self.chunk)
+        self._integer("bits", 1, 8)
+        self._real("decay", 0.0, 1.0)
+        self._one_of("combine", "auto", "gather", "owner")
+        self._one_of("on", "gradient", "momentum")
+
+
+@dataclass(frozen=True)
 class Qsgd(Quantiser):
     """Random rounding to few levels."""
 
@@ -384,6 +406,7 @@ class Compression:
     strom = Strom
     int8 = Int8
     topk = TopK
+    chunk_topk = ChunkTopK
     qsgd = Qsgd
     powersgd = PowerSgd
     exact = Exact

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from dad.state.kept import Int8Residuals, Kept, LowRankResiduals, SparseResiduals
+from dad.state.kept import ChunkResiduals, Int8Residuals, Kept, LowRankResiduals, SparseResiduals
 
 if TYPE_CHECKING:
     from dad.planning.types import Choice
@@ -59,5 +59,14 @@ KINDS = {
         Kind("int8", Sends.TENSOR, lossy=True, kept=Int8Residuals()),
         Kind("sparse", Sends.LAYER, lossy=True, squares=True, reports_part=True, kept=SparseResiduals()),
         Kind("qsgd", Sends.TENSOR, lossy=True),
+        Kind("chunk_topk", Sends.TENSOR, lossy=True, reports_part=True, kept=ChunkResiduals()),
+        Kind(
+            "chunk_topk_rows",
+            Sends.LAYER,
+            lossy=True,
+            reports_part=True,
+            kept=ChunkResiduals(),
+            label="chunk_topk",
+        ),
     )
 }

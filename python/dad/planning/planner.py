@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dad.methods import compression as _methods
-from dad.planning.sparse import sparse
+from dad.planning.sparse import chunked, sparse
 from dad.planning.types import ANY_ROWS, Choice, Costs, Layer, Link, Observation, Plan
 from dad.planning.types import dense_choice as _dense
 
@@ -101,10 +101,10 @@ def _with_owners(singles: list[Choice], costs: Costs) -> list[Choice]:
     """Owners take the largest first, so that the loads come out even."""
     owned = [0.0] * costs.size
     for i in sorted(range(len(singles)), key=lambda i: (-singles[i].num_bytes, i)):
-        if "owner=?" in singles[i].text:
+        if "=?" in singles[i].text:  # owner, or first of chunk_topk
             owner = owned.index(min(owned))
             owned[owner] += singles[i].num_bytes
-            singles[i] = replace(singles[i], text=singles[i].text.replace("owner=?", f"owner={owner}"))
+            singles[i] = replace(singles[i], text=singles[i].text.replace("=?", f"={owner}"))
     return singles
 
 
@@ -243,6 +243,8 @@ def _single(layer: Layer, costs: Costs, most_rank: int) -> Choice:
         return replace(_low_rank(layer, _auto_rank_dad(layer, most_rank), costs), fallback=False)
     if isinstance(layer.method, _methods.Quantiser):
         return _quantised(layer, layer.method, costs, "asked for")
+    if isinstance(layer.method, _methods.ChunkTopK):
+        return chunked(layer, layer.method, costs)
     if isinstance(layer.method, _methods.PowerSgd):
         return _power_sgd(layer, layer.method, costs)
     if isinstance(layer.method, _SPARSE):

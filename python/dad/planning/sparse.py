@@ -8,6 +8,7 @@ sends it dense.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from dad.methods import compression as _methods
 from dad.planning.types import ANY_ROWS, Choice, Costs, Layer, dense_choice
@@ -59,6 +60,70 @@ def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
         # Where a rank of a host does not exchange, nobody hears that it would plan anew.
         most_rows=ANY_ROWS if layer.used or costs.hosts else 0,
     )
+
+
+def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
+    """chunk_topk for a tensor; dense where that is less. With two ranks an owner would send as much as both
+    send each other, one round later; with more it sends less. Of an embedding only rows that a step has
+    looked up take part."""
+    combine = method.combine
+    if combine == "auto":
+        combine = "gather" if costs.size == 2 else "owner"
+    by_rows = not costs.hosts and _is_embedding(layer)
+    rows = min(layer.out, max(s.indexed_rows for s in layer.seen)) if by_rows else layer.out
+    count = rows * layer.columns
+    copies = costs.size - 1 if combine == "gather" else 2 * (costs.size - 1) / costs.size
+    num_bytes = copies * _chunks_bytes(method, count)
+    dense = dense_choice(layer, costs, "", fallback=True)
+    if num_bytes >= dense.num_bytes:
+        why = f"chunk_topk would take {num_bytes:.0f} bytes, dense takes {dense.num_bytes:.0f}"
+        return replace(dense, why=why)
+    words = [
+        "chunk_topk",
+        f"chunk={method.chunk}",
+        f"k={method.k}",
+        f"bits={method.bits}",
+        f"decay={float(method.decay)!r}",
+        f"combine={combine}",
+    ]
+    if combine == "owner":  # of few chunks by turns, as the planner spreads owners
+        words.append("first=?" if layer.out * layer.columns <= costs.size * method.chunk else "first=0")
+    if by_rows:
+        words = ["chunk_topk_rows", *words[1:], layer.text()]
+    number = -(-count // method.chunk)
+    of = f"of each of {number} chunks" if number > 1 else f"of {count} elements"
+    of += f", of {rows} rows that were looked up" if by_rows else ""
+    return Choice(
+        kind=words[0],
+        layers=(layer.name,),
+        biases=(None,),
+        text=";".join(words),
+        why=f"the {min(method.k, count)} largest {of}, {combine}",
+        num_bytes=num_bytes,
+        seconds=costs.seconds(num_bytes, 0.0),
+        capture="rows" if by_rows else "off",
+        rows=layer.rows,
+    )
+
+
+def _is_embedding(layer: Layer) -> bool:
+    """Whether every rank that used it looked rows up, and did nothing else with it."""
+    looked_up = any(s.indexed_rows for s in layer.seen)
+    return looked_up and layer.columns > 1 and not any(s.rows or s.dense for s in layer.seen)
+
+
+def _chunks_bytes(method: _methods.ChunkTopK, count: int) -> float:
+    """Of a share: its head with count, Rice's k and levels, and for each chunk a scale and elements."""
+    chunks, last = divmod(count, method.chunk)
+    sizes = [(chunks, method.chunk), (1, last)]
+    head = _SHARE_HEAD + 2 + 2 * 2 ** (method.bits - 1)
+    elements = 0.0
+    for number, size in sizes:
+        sent = min(method.k, size)
+        if number and sent:
+            bits = rice_bits(sent / size) + method.bits
+            elements += number * (2 + sent * bits / 8)
+    return head + elements
 
 
 def _has_rows(layer: Layer) -> bool:

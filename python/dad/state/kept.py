@@ -51,6 +51,24 @@ class Int8Residuals(Kept):
         return {"rank_residual": (_average_over(place) * kept[weight]).astype(dtype).reshape(-1)}
 
 
+class ChunkResiduals(Kept):
+    """E_w of the whole tensor, and E_o of the piece that this rank owns, which says where it begins."""
+
+    def shares(self, tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Place) -> Tensors:
+        (weight, _), *_ = choice.own()
+        total = np.zeros(math.prod(shapes[weight]), _dtype(tensors))
+        if "rank_residual" in tensors:
+            total += tensors["rank_residual"] / _average_over(place)
+        if "owner_residual" in tensors:
+            begin = int(tensors["owner_begin"][0])
+            total[begin : begin + tensors["owner_residual"].size] += tensors["owner_residual"]
+        return {weight: total.reshape(shapes[weight])}
+
+    def state(self, kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> Tensors:
+        (weight, _), *_ = choice.own()
+        return {"rank_residual": (_average_over(place) * kept[weight]).astype(dtype).reshape(-1)}
+
+
 class LowRankResiduals(Kept):
     """E_w and E_o of a layer, dense or as rows, with what was sent and is still to be subtracted."""
 

@@ -10,9 +10,9 @@ tensor the share v_w of this rank in what is still to be applied, so that
 Where one rank of each host exchanges for all of it (circle.py), size is that of hosts, and the other ranks'
 v_w are zero.
 
-    average:              v_w = E_w / size + E_o
-    sum, low rank:        v_w = E_w + size * E_o        its owner's residual is that of the mean
-    sum, int8:            v_w = E_w + E_o
+    average:               v_w = E_w / size + E_o
+    sum, low rank:         v_w = E_w + size * E_o        its owner's residual is that of the mean
+    sum, int8, chunk_topk: v_w = E_w + E_o
 
 How each kind of exchange keeps E_w and E_o is in kept.py. Nothing else of a state is carried over: not the
 warm starts, not the averages that thresholds are made of, not the number of qsgd's step.
@@ -44,7 +44,7 @@ def keeps_gradients(choice: Choice) -> bool:
 
 def layout(choice: Choice, size: int) -> tuple[Any, ...]:
     """Choices with the same layout can go on with each other's state."""
-    options = ("layer", "combine", "feedback", "bucket", "rule")
+    options = ("layer", "combine", "feedback", "bucket", "chunk", "first", "rule")
     return (choice.kind, choice.biases, size, *(choice.option(option) for option in options))
 
 

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from dad.arguments import gradient_groups, require_model
 from dad.basics import Adasum, Average
+from dad.methods.momentum import require_plain_optimizer
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import GradientReducer, new_stream
 from dad.tensorflow.v1_delta_optimizer import DistributedDeltaOptimizer
@@ -86,5 +87,6 @@ def DistributedOptimizer(
         new_stream(process_set),
         require_model(model),
     )
+    require_plain_optimizer(reducer.compression, optimizer)
     cls = DistributedDeltaOptimizer if op == Adasum else DistributedV1Optimizer
     return cls(optimizer, name, use_locking, reducer, backward_passes_per_step, average_aggregated_gradients)

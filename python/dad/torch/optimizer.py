@@ -21,6 +21,7 @@ from dad.local_steps.outer import Outer
 from dad.local_steps.settings import resolve as resolve_local_steps
 from dad.log import log
 from dad.methods import compression as _methods
+from dad.methods.momentum import require_plain_optimizer
 from dad.methods.planned import has_planned_method
 from dad.planning.table import method_name, plan_rows
 from dad.planning.text import PlanPrinter
@@ -286,6 +287,7 @@ def DistributedOptimizer(
     rounds = resolve_local_steps(local_steps, outer, fragments, delay)
     if rounds.is_on:
         require_average(op)
+    require_plain_optimizer(compression, optimizer, rounds.is_on)
     if model is not None and named_parameters is None:
         named_parameters = model.named_parameters()
     named_parameters = None if named_parameters is None else list(named_parameters)

@@ -94,7 +94,7 @@ TEST(IncludesTest, TheRuntimeAndTheOpsNameNoMethod) {
   const fs::path source = DAD_SOURCE_DIR;
   // Strings and names of headers; kInt8 is a type.
   static const std::regex kQuoted(
-      "\"(exchange/)?(device/|method/)?(factor|low_rank|int8|sparse|qsgd)[^\"]*\"");
+      "\"(exchange/)?(device/|method/)?(factor|low_rank|int8|sparse|qsgd|chunk_topk)[^\"]*\"");
   int seen = 0;
   const auto check = [&](const fs::path& path) {
     std::ifstream file(path);

@@ -157,7 +157,8 @@ TEST_F(MethodTableTest, WrongOptionsAndUnknownMethodsAreRefusedAtSubmit) {
     unknown.method = "signsdg;step=1";
     const std::string message = refused(unknown);
     EXPECT_NE(message.find("unknown method \"signsdg;step=1\"; there are"), std::string::npos);
-    for (const char* name : {"factor", "low_rank", "int8", "sparse", "qsgd", "signsgd"}) {
+    for (const char* name :
+         {"factor", "low_rank", "int8", "sparse", "qsgd", "chunk_topk", "signsgd"}) {
       EXPECT_NE(message.find(name), std::string::npos) << message;
     }
   });

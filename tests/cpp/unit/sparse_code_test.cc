@@ -15,7 +15,7 @@ namespace {
 using Bytes = std::vector<std::byte>;
 
 constexpr Coding kCodings[] = {Coding::kWord, Coding::kRice};
-constexpr int kWidths[] = {0, 1, 4};
+constexpr int kWidths[] = {0, 1, 2, 3, 4, 7, 8};
 
 struct Elements {
   std::vector<uint32_t> index;
@@ -361,7 +361,7 @@ TEST(SparseCodeTest, WhatIsMalformedIsRefused) {
   ExpectRefused(Coding::kRice, 32, 4, "");
   ExpectRefused(Coding::kRice, 32, 4, "ff ff ff ff ff ff ff ff ff ff ff ff ");
   // What no exchange asks for.
-  ExpectRefused(Coding::kRice, 32, 3, "00 ");
+  ExpectRefused(Coding::kRice, 32, 9, "00 ");
   ExpectRefused(Coding::kRice, -1, 4, "00 ");
   ExpectRefused(Coding::kWord, MaxSparseExtent(4) + 1, 4, "00 ");
   ExpectRefused(static_cast<Coding>(2), 32, 4, "00 ");

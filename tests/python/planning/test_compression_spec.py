@@ -66,6 +66,8 @@ def test_an_object_with_compress_and_decompress_is_taken_as_it_is():
         ("strom:tau=-1", ["tau=-1.0", "above 0.0"]),
         ("topk:error_feedback=perhaps", ["error_feedback='perhaps'", "True or False"]),
         ("qsgd:bits=9", ["bits=9", "8"]),
+        ("chunk_topk:chunk=16", ["k=64", "integer from 1 to 16"]),
+        ("chunk_topk:on=momentun", ["on='momentun'", "(did you mean momentum?)"]),
         ("vgc:zeta=2", ["zeta=2.0"]),
         ("auto:budget=0", ["budget=0"]),
         ("int8:warmup_steps=-1", ["warmup_steps=-1"]),

@@ -127,6 +127,56 @@ def test_the_bytes_of_topk_are_known_beforehand():
     assert rice_bits(1.0) == 1.0 and rice_bits(0.5) == 2.0 and 7 < rice_bits(0.02) < 7.6
 
 
+def test_chunks_go_to_owners_where_that_is_less():
+    method = C.chunk_topk()
+    for size, combine in ((2, "gather"), (3, "owner"), (64, "owner")):
+        choice = choose(
+            layer(out=1024, columns=1024, method=method, size=size), costs=Costs(size, 1e7, 1e10)
+        )["w"]
+        text = f"chunk_topk;chunk=4096;k=64;bits=2;decay=1.0;combine={combine}"
+        assert choice.kind == "chunk_topk" and choice.text == text + (";first=0" if size > 2 else "")
+        assert planner.describe(choice) == "chunk_topk" and choice.capture == "off"
+        assert choice.why == f"the 64 largest of each of 256 chunks, {combine}"
+    # The only chunk of a small tensor is served by each rank in turn.
+    small = choose(*(layer(name=f"b{i}", out=500, columns=1, method=method) for i in range(4)))
+    assert {choice.option("first") for choice in small.values()} == {"0", "1", "2", "3"}
+    asked = choose(layer(out=1024, columns=1024, method=C.chunk_topk(combine="gather", decay=0.5)))["w"]
+    assert asked.text.endswith("decay=0.5;combine=gather")
+
+
+def test_chunks_of_an_embedding_are_those_of_rows_that_were_looked_up():
+    looked_up = {"rows": 0, "indexed_rows": 40, "samples": 8}
+    embedding = layer(out=5000, columns=64, method=C.chunk_topk(), **looked_up)
+    choice = choose(embedding)["w"]
+    assert choice.kind == "chunk_topk_rows" and choice.capture == "rows"
+    assert (
+        choice.text.endswith("combine=owner;first=0;layer=5000x64")
+        and planner.describe(choice) == "chunk_topk"
+    )
+    assert choice.why == "the 64 largest of 2560 elements, of 40 rows that were looked up, owner"
+    assert choice.num_bytes < choose(layer(out=5000, columns=64, method=C.chunk_topk()))["w"].num_bytes / 50
+    # A tied head uses every row; a host adds up formed gradients.
+    for tied in ({"rows": 8, "indexed_rows": 40}, {"rows": 0, "indexed_rows": 40, "dense": True}):
+        assert choose(layer(out=5000, columns=64, method=C.chunk_topk(), **tied))["w"].kind == "chunk_topk"
+    between_hosts = Costs(size=2, bytes_per_second=1e7, flops_per_second=1e10, hosts=(2, 2))
+    assert choose(embedding, costs=between_hosts)["w"].kind == "chunk_topk"
+
+
+def test_the_bytes_of_chunks_are_known_beforehand():
+    choice = choose(layer(out=1024, columns=1024, method=C.chunk_topk(combine="gather")))["w"]
+    per_element = 8 * choice.num_bytes / 3 / (256 * 64)
+    assert 2 + 7.5 < per_element < 2 + 8.5  # a sign and a level, a gap of 63 on average, a part of a scale
+    for out, columns in ((1, 1), (3, 2), (8, 1), (63, 1), (64, 64), (300, 500)):
+        for size in (2, 4, 32, 200):
+            for method in (C.chunk_topk(), C.chunk_topk(combine="gather"), C.chunk_topk(k=4096, bits=8)):
+                one = layer(out=out, columns=columns, method=method, size=size)
+                costs = Costs(size, 1e7, 1e10)
+                choice = choose(one, costs=costs)["w"]
+                assert choice.num_bytes <= costs.dense_bytes(one)
+                assert (choice.kind == "dense") == choice.fallback and choice.why
+    assert choose(layer(out=3, columns=1, method=C.chunk_topk()))["w"].kind == "dense"
+
+
 def test_one_rank_and_other_types_are_dense():
     alone = Costs(1, 1e7, 1e10)
     for method in (C.vgc(), C.vgc_strom(), C.strom(), C.topk(), C.qsgd(), C.powersgd()):
@@ -164,6 +214,13 @@ def test_ranges():
         (C.vgc, "variance", "column"),
         (C.topk, "ratio", 0.0),
         (C.qsgd, "bits", 0),
+        (C.chunk_topk, "chunk", 0),
+        (C.chunk_topk, "chunk", 2**24 + 1),
+        (C.chunk_topk, "k", 4097),
+        (C.chunk_topk, "bits", 9),
+        (C.chunk_topk, "decay", 1.5),
+        (C.chunk_topk, "combine", "power"),
+        (C.chunk_topk, "on", "weights"),
         (C.powersgd, "rank", 256),
     ):
         with pytest.raises(ValueError, match=f"{option}={value!r}"):

@@ -13,6 +13,7 @@ FEEDBACK = [
     "powersgd:rank=2",
     "int8",
     "topk:ratio=0.1",
+    "chunk_topk:chunk=128,k=16",
     "strom",
     "vgc:alpha=1.5,error_feedback=1",
 ]

@@ -20,6 +20,7 @@ METHODS = [
     "vgc",
     "vgc_strom",
     "topk",
+    "chunk_topk",
     "qsgd",
 ]
 SAVED_AFTER, STEPS = 7, 12

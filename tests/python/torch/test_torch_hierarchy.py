@@ -89,6 +89,7 @@ METHODS = [
     "int8",
     "qsgd",
     "topk:ratio=0.2",
+    "chunk_topk:chunk=128,k=16",
     "strom",
     "vgc:alpha=0.5",
     "vgc_strom",

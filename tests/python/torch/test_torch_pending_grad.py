@@ -32,6 +32,7 @@ LOSSY = (
     "vgc_strom",
     "strom",
     "topk",
+    "chunk_topk",
     "qsgd",
     "auto",
 )

@@ -35,6 +35,7 @@ METHODS = [
     "strom:tau=1.0",
     "strom:tau_absolute=0.001",
     "topk:ratio=0.02",
+    "chunk_topk:chunk=128,k=8",
     "topk:ratio=0.02,error_feedback=False",
     "qsgd",
     "qsgd:bits=1",

@@ -34,6 +34,7 @@ METHODS = [
     "vgc_strom:tau=1.0",
     "strom:tau=1.0",
     "topk:ratio=0.05",
+    "chunk_topk:chunk=128,k=8",
     "vgc_strom:tau_absolute=0.01,coding=word",
     "strom:tau_absolute=0.01",
 ]

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <deque>
 #include <limits>
 #include <string>
 #include <utility>
@@ -15,33 +14,6 @@
 namespace dad {
 namespace {
 
-// Buffers of steps that are over, for the next ones: getting fresh pages from the system takes as
-// long as the work itself. Of the worker thread, and bounded, since each is as large as a tensor.
-class Spares {
- public:
-  AlignedBuffer Take(size_t num_bytes) {
-    for (auto it = spares_.begin(); it != spares_.end(); ++it) {
-      if (it->size() != num_bytes) continue;
-      AlignedBuffer found = std::move(*it);
-      spares_.erase(it);
-      held_ -= num_bytes;
-      return found;
-    }
-    return AlignedBuffer(num_bytes);
-  }
-  void Give(AlignedBuffer buffer) {
-    if (buffer.size() == 0 || held_ + buffer.size() > kMostBytes) return;
-    held_ += buffer.size();
-    spares_.push_back(std::move(buffer));
-  }
-
- private:
-  static constexpr size_t kMostBytes = 256 << 20;
-  std::deque<AlignedBuffer> spares_;
-  size_t held_ = 0;
-};
-thread_local Spares spares;
-
 // Below this a share is as small as messages get, whatever dense would have.
 constexpr int64_t kSmallShare = 64;
 
@@ -50,23 +22,6 @@ constexpr int64_t kSmallShare = 64;
 int64_t MostSparseBytes(const SparseSettings& settings, DType dtype, int num_ranks) {
   const int64_t bytes = settings.count() * static_cast<int64_t>(SizeOf(dtype));
   return std::max(kSmallShare, 2 * bytes / num_ranks);
-}
-
-template <typename T>
-Accumulators<T>::Accumulators(int64_t count, bool with_variance)
-    : r_(spares.Take(static_cast<size_t>(count) * sizeof(T))),
-      v_(spares.Take(with_variance ? static_cast<size_t>(count) * sizeof(T) : 0)) {}
-
-template <typename T>
-void Accumulators<T>::Clear() {
-  if (r_.size() > 0) std::memset(r_.data(), 0, r_.size());
-  if (v_.size() > 0) std::memset(v_.data(), 0, v_.size());
-}
-
-template <typename T>
-void Accumulators<T>::Release() {
-  spares.Give(std::exchange(r_, AlignedBuffer()));
-  spares.Give(std::exchange(v_, AlignedBuffer()));
 }
 
 template <typename T>
@@ -237,7 +192,6 @@ void SparseState<T>::Save(const char* name, const AlignedBuffer& values,
 }
 
 #define DAD_INSTANTIATE(T)                                                                   \
-  template class Accumulators<T>;                                                            \
   template struct SparseScale<T>;                                                            \
   template Result<int64_t> AddTensor<T>(const SparseSettings&, int64_t, ByteReader&, T*);    \
   template Result<std::vector<SparseWords<T>>> ReadTensor<T>(const SparseSettings&, int64_t, \

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dad/status.h"
+#include "exchange/feedback/accumulators.h"
 #include "exchange/feedback/state_store.h"
 #include "exchange/method/sparse/sparse_settings.h"
 #include "util/aligned_buffer.h"
@@ -23,27 +24,6 @@ constexpr uint8_t kSparseAllFlags = 7;
 // The most that a share may have: what a dense sum would send to each peer, but at least as much as
 // the smallest messages.
 int64_t MostSparseBytes(const SparseSettings& settings, DType dtype, int num_ranks);
-
-// r and v of a layer: first the weight's elements, then the bias's. Not initialised.
-template <typename T>
-class Accumulators {
- public:
-  Accumulators() = default;
-  Accumulators(int64_t count, bool with_variance);
-
-  bool empty() const { return r_.size() == 0; }
-  T* r() { return reinterpret_cast<T*>(r_.data()); }
-  T* v() { return v_.size() == 0 ? nullptr : reinterpret_cast<T*>(v_.data()); }
-  AlignedBuffer& r_bytes() { return r_; }
-  AlignedBuffer& v_bytes() { return v_; }
-  void Clear();
-  // Leaves the memory to the next one of the same size on this thread.
-  void Release();
-
- private:
-  AlignedBuffer r_;
-  AlignedBuffer v_;
-};
 
 // The number with which a tensor's codes become values; the head of its part of a share.
 template <typename T>

@@ -13,6 +13,7 @@ from dad._keras.hyperparameters import keras_settings
 from dad._keras.settings import Settings
 from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average
+from dad.methods.momentum import require_plain_optimizer
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import refuse_adasum
 from dad.tensorflow.graph import plain
@@ -178,6 +179,7 @@ def DistributedOptimizer(
         scale_local_gradients,
         require_model(model),
     )
+    require_plain_optimizer(settings.compression, optimizer)
     if model is not None:
         on_tensorflow.watch(model, optimizer)
     cls = type(optimizer)
