@@ -15,6 +15,8 @@ see the same text in the same order.
 from __future__ import annotations
 
 import argparse
+import inspect
+import os
 import sys
 from typing import Any
 
@@ -65,10 +67,20 @@ def work(parameters: dict[str, Any]) -> dict[str, Any]:
     def adamw(params: list[torch.Tensor]) -> torch.optim.Optimizer:
         return torch.optim.AdamW(params, lr=parameters["lr"], weight_decay=0.01)
 
+    use_local_steps(parameters.get("local_steps", 1))
     torch.manual_seed(parameters["seed"])
     model = Transformer()
     done = train(parameters["method"], model, adamw, loss_of, parameters["num_steps"], report_every=100)
     return done.as_dict(nats(model, text[end:], parameters["test_sequences"]))
+
+
+def use_local_steps(count: int) -> None:
+    """As dadrun --local-steps sets it for an unchanged script."""
+    if count == 1:
+        return
+    if "local_steps" not in inspect.signature(hvd.DistributedOptimizer).parameters:
+        raise RuntimeError("this version of dad has no local steps")
+    os.environ["DAD_LOCAL_STEPS"] = str(count)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -76,6 +88,19 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--batch", type=int, default=SEQUENCES, help="sequences per rank and step")
     parser.add_argument("--lr", type=float, default=1e-3, help="highest learning rate")
+
+
+def cell(settings: Settings, options: argparse.Namespace, method: str, seed: int) -> dict[str, Any]:
+    """A training, for work()."""
+    return {
+        "model": "transformer",
+        "method": method,
+        "seed": seed,
+        "num_steps": QUICK_STEPS if settings.quick else options.steps,
+        "batch": options.batch,
+        "lr": options.lr,
+        "test_sequences": 8 if settings.quick else TEST_SEQUENCES,
+    }
 
 
 def run(settings: Settings) -> Result:
@@ -86,15 +111,7 @@ def run(settings: Settings) -> Result:
         "held-out text, MB sent by a rank\n(from, to: least and largest difference to dense of a seed)"
     )
     cells = [
-        {
-            "model": "transformer",
-            "method": method,
-            "seed": seed,
-            "num_steps": steps,
-            "batch": options.batch,
-            "lr": options.lr,
-            "test_sequences": 8 if settings.quick else TEST_SEQUENCES,
-        }
+        cell(settings, options, method, seed)
         for seed in (options.seeds[:1] if settings.quick else options.seeds)
         for method in options.methods
     ]

@@ -1,7 +1,7 @@
 """The benchmarks of dad, one table each: python benchmarks/run.py (or make bench)
 
     --only NAME    that one; may be given several times. Those that train to the end take hours and run
-                   only by name: accuracy_fashion, accuracy_text
+                   only by name: accuracy_fashion, accuracy_text, frontier
     --quick        fewer cells and less time for each: some minutes in all
     --json FILE    the rows, for programs
 
@@ -23,7 +23,7 @@ from typing import Any
 from report import Settings, exit_on_sigterm, progress
 
 BENCHMARKS = ("overhead", "allreduce", "small_tensors", "latency", "optimizer", "bytes", "methods")
-LONG = ("accuracy_fashion", "accuracy_text")
+LONG = ("accuracy_fashion", "accuracy_text", "frontier")
 
 
 def main() -> int:
