@@ -4,7 +4,7 @@ golden.json has what golden_job.py printed for each kind of CPU, since the frame
 kernels by CPU and other kernels round differently. After a change that is meant to change bits or bytes,
 record it again on this machine, and say in the commit why they changed:
 
-    .venv/bin/python tests/python/project/test_golden.py --record
+    PYTHONPATH=tests/python/support .venv/bin/python tests/python/project/test_golden.py --record
 """
 
 from __future__ import annotations
