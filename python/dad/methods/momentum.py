@@ -16,16 +16,16 @@ _BY_SIGN = ("SignSGD", "SignDescent")
 
 
 def require_plain_optimizer(compression: Any, optimizer: Any, local_steps: bool = False) -> None:
-    """ValueError if `compression` sends momenta and `optimizer` is neither plain SGD nor sign descent, or takes
-    steps of its own before anything is sent."""
+    """ValueError if `compression` sends momenta and `optimizer` is neither plain SGD nor sign descent, or
+    takes steps of its own before anything is sent."""
     methods = compression.methods.values() if isinstance(compression, _methods.PerLayer) else [compression]
     method = next((m for m in methods if getattr(m, "on", "") == "momentum"), None)
     if method is None:
         return
     if local_steps:
         raise ValueError(
-            f"compression {method.name}: on='momentum' does not work with local steps: what is sent then is the "
-            "change of a round, and its momentum that of outer=. Take on='gradient'"
+            f"compression {method.name}: on='momentum' does not work with local steps: what is sent then is "
+            "the change of a round, and its momentum that of outer=. Take on='gradient'"
         )
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)  # of a LossScaleOptimizer
     why = _why_not(optimizer)

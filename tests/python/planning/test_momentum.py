@@ -36,6 +36,10 @@ def test_torch_optimizers():
             with pytest.raises(ValueError, match=f"optimizer {cls.__name__}, which keeps moments"):
                 distributed(cls, lr=0.1)
             distributed(cls, C.chunk_topk(decay=0.9), lr=0.1)
+        with pytest.raises(ValueError, match="local steps.*on='gradient'"):
+            weight = torch.nn.Parameter(torch.zeros(3))
+            plain = torch.optim.SGD([weight], lr=0.1)
+            hvd.DistributedOptimizer(plain, [("w", weight)], compression=ON_MOMENTUM, local_steps=4)
         with pytest.raises(ValueError, match="Adam"):
             distributed(torch.optim.Adam, C.per_layer({"fc*": ON_MOMENTUM, "*": "none"}), lr=0.1)
     finally:
