@@ -11,19 +11,16 @@ import contextlib
 import http.client
 import importlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Mapping, MutableMapping
 from typing import NamedTuple
-from urllib.parse import urlsplit
 
 from dad.errors import DadInternalError, LeftJobError
+from dad.runner.kv import KeyValueClient
 
 _FAMILIES = ("DAD", "HOROVOD")
 _TIMEOUT_SECONDS = 600.0
-# A launcher that was cut off, or whose machine lost its power, is noticed after so long.
-_KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 6}
 
 
 class Place(NamedTuple):
@@ -98,7 +95,7 @@ def ask_place(environ: Mapping[str, str]) -> Place:
             "this job is elastic, but the address of the launcher or the slot of this worker is missing "
             "(HOROVOD_GLOO_RENDEZVOUS_ADDR and _PORT, HOROVOD_HOSTNAME, HOROVOD_LOCAL_RANK)"
         )
-    answer = _get(store, f"/rank_and_size/{slot}", elastic_timeout(environ))
+    answer = _get(store, slot, elastic_timeout(environ))
     try:
         place = Place(*(int(part) for part in answer.split(",")))
     except (ValueError, TypeError):
@@ -109,29 +106,19 @@ def ask_place(environ: Mapping[str, str]) -> Place:
     return place
 
 
-def _get(store: str, path: str, seconds: float) -> str:
-    url = urlsplit(store)
+def _get(store: str, slot: str, seconds: float) -> str:
     deadline = time.monotonic() + seconds
-    connection = http.client.HTTPConnection(url.hostname or "", url.port, timeout=seconds)
     try:
-        connection.connect()
-        connection.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in _KEEPALIVE.items():
-            connection.sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-        connection.request("GET", path)
-        answer = connection.getresponse()
-        body = answer.read().decode(errors="replace")
-        if answer.status != 200:
-            raise DadInternalError(f"the launcher at {store} answers {answer.status} to GET {path}")
-        return body
+        answer = KeyValueClient(store, request_timeout=seconds).get("rank_and_size", slot)
     except (OSError, http.client.HTTPException) as error:
         waited = f" within {seconds:g} s" if time.monotonic() >= deadline else ""
         raise DadInternalError(
             f"the launcher at {store} has not answered{waited} which rank this worker has: "
             f"{type(error).__name__}: {error}"
         ) from error
-    finally:
-        connection.close()
+    if answer is None:
+        raise DadInternalError(f"the launcher at {store} has no answer to GET /rank_and_size/{slot}")
+    return answer.decode(errors="replace")
 
 
 def take_place(place: Place, environ: MutableMapping[str, str]) -> None:

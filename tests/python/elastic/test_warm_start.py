@@ -15,7 +15,7 @@ from elastic_job import WORKER, wait_until
 FACTS = """
 import json, os, random, signal, sys, threading
 def facts():
-    volatile = ("TINY_", "DAD_RANK", "HOROVOD_RANK", "DAD_CROSS", "HOROVOD_CROSS", "_")
+    volatile = ("TINY_", "DAD_SECRET_", "DAD_RANK", "HOROVOD_RANK", "DAD_CROSS", "HOROVOD_CROSS", "_")
     return json.dumps({
         "name": [__name__, __file__, sys.modules["__main__"].__dict__ is globals()],
         "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(),

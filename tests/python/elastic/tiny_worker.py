@@ -18,28 +18,23 @@ import struct
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from hashlib import sha256
 from hmac import digest
+
+from dad.runner.kv import KeyValueClient, RoundOverError
 
 HOST, SLOT = os.environ["HOROVOD_HOSTNAME"], os.environ["HOROVOD_LOCAL_RANK"]
 ME = f"{HOST}:{SLOT}"
 STORE = "http://{HOROVOD_GLOO_RENDEZVOUS_ADDR}:{HOROVOD_GLOO_RENDEZVOUS_PORT}".format(**os.environ)
+store = KeyValueClient(STORE, request_timeout=60.0)
 FOLDER = os.environ["TINY_FOLDER"]
 KEY = os.urandom(32)
 STEP_SECONDS = 0.05
 news = []
 
 
-def request(verb, path, body=None):
-    asked = urllib.request.Request(STORE + path, data=body, method=verb)
-    with urllib.request.urlopen(asked, timeout=60) as answer:
-        return answer.read()
-
-
 def ask():
-    return tuple(int(part) for part in request("GET", f"/rank_and_size/{ME}").split(b","))
+    return tuple(int(part) for part in store.get("rank_and_size", ME).split(b","))
 
 
 class Any_:
@@ -78,7 +73,7 @@ def serve():
     server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Service)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     packet = pickle.dumps(({"lo": [server.server_address]}, KEY))
-    request("PUT", f"/worker_addresses/{ME}", base64.b64encode(packet))
+    store.put("worker_addresses", ME, base64.b64encode(packet))
 
 
 def say(*what):
@@ -109,15 +104,17 @@ def do(what):
 def meet(place):
     """The processes of this round, through the store, as real workers do. None: the round is over."""
     rank, size = place[:2]
-    request("PUT", f"/tiny/{rank}", str(os.getpid()).encode())
+    store.put("tiny", str(rank), str(os.getpid()).encode())
     found = []
     while len(found) < size:
         try:
-            found.append(int(request("GET", f"/tiny/{len(found)}")))
-        except urllib.error.HTTPError as error:
-            if error.code == 410:
-                return None
+            peer = store.get("tiny", str(len(found)))
+        except RoundOverError:
+            return None
+        if peer is None:
             time.sleep(0.01)
+        else:
+            found.append(int(peer))
     return found
 
 
@@ -167,7 +164,7 @@ def main():
         if (lost or news or is_over()) and not is_finished():
             say("lost a peer" if lost else f"told {news}")
             if news and not lost:
-                request("PUT", "/tiny/over", b"1")  # rank 0 tells the others
+                store.put("tiny", "over", b"1")  # rank 0 tells the others
             news.clear()
             others = join()
         time.sleep(STEP_SECONDS)
@@ -179,8 +176,8 @@ def main():
 def is_over():
     """Whether rank 0 has said so."""
     try:
-        return bool(request("GET", "/tiny/over"))
-    except urllib.error.HTTPError:
+        return store.get("tiny", "over") is not None
+    except RoundOverError:
         return False
 
 
