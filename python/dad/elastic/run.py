@@ -92,7 +92,7 @@ def _run(train: Callable[[], Any], state: State, reset: Callable[[], None]) -> A
             # TensorFlow has errors of its own for what comes out of an op.
             if isinstance(error, Error) or not _has_lost_a_peer():
                 raise
-            lost = DadInternalError(f"{type(error).__name__}: {str(error).splitlines()[-1:]}")
+            lost = DadInternalError(f"{type(error).__name__}: … {' '.join(str(error).split())[-200:]}")
         if lost is not None:
             log.info("going back to the last commit: %s", lost)
             skip_sync = False
