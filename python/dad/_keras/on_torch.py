@@ -29,6 +29,7 @@ from dad.process_sets import ProcessSet
 from dad.state.left_out import LeftOut
 from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state.state_bytes import for_rank, to_bytes
+from dad.state.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
@@ -425,6 +426,10 @@ class LocalPart(TorchPart):
         super().__init__(named, compression, reducer.process_set, None)
         self.sync.hyperparameters = lambda: reducer.settings_of_optimizer()
         self.sync.replicas.cures = CURES_OF_VARIABLES
+
+    def load(self, saved: dict[str, Any]) -> None:
+        # The same model may have other names in this process.
+        super().load(under_names(saved, self.sync.tensors()))
 
 
 def joins() -> int:
