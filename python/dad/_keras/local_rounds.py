@@ -198,7 +198,11 @@ class LocalReducer:
         if not self.is_active:
             return
         self._saved = for_rank(data, self.process_set.rank(), self.process_set.size())
-        if self._rounds is not None:
+        optimizer = self._optimizer()
+        if self._rounds is None and optimizer.built:
+            # Now, and not with the first step: its gradients are of this rank's own weights.
+            self._make_rounds(optimizer._trainable_variables)
+        elif self._rounds is not None:
             saved, self._saved = self._saved, None
             self._take(saved)
 
