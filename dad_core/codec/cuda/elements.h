@@ -186,13 +186,6 @@ DAD_HD float ScaleOf(Word<T> largest_bits, int limit) {
   return rounded >= kLeastNormal ? rounded : 0.0f;
 }
 
-DAD_HD bool IsScale(float scale) {
-  constexpr float kLargest = Limits<float>::kLargest;
-  constexpr float kLeastNormal = Limits<float>::kLeastNormal;
-  const bool normal = scale >= kLeastNormal && scale <= kLargest;
-  return normal || scale != scale || BitsAs<uint32_t>(scale) == 0;
-}
-
 // x times `inverse`, rounded to nearest, ties to even, in -limit..limit.
 template <typename T>
 DAD_HD int ToInt(T x, T inverse, int limit) {
@@ -206,8 +199,6 @@ DAD_HD int ToInt(T x, T inverse, int limit) {
 DAD_HD uint8_t PackNibbles(int low, int high) {
   return static_cast<uint8_t>((low & 15) | ((high & 15) << 4));
 }
-DAD_HD int LowNibble(uint8_t both) { return static_cast<int8_t>(both << 4) >> 4; }
-DAD_HD int HighNibble(uint8_t both) { return static_cast<int8_t>(both) >> 4; }
 
 // ---- The pass of the sparse methods (codec/accumulate.h).
 

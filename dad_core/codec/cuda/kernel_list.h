@@ -4,12 +4,13 @@
 #pragma once
 
 #include "codec/cuda/feedback_kernels.h"
-#include "codec/cuda/kernels.h"
 #include "codec/cuda/layer_kernels.h"
 #include "codec/cuda/pack_kernel.h"
 #include "codec/cuda/qsgd_kernels.h"
+#include "codec/cuda/quantise_kernels.h"
 #include "codec/cuda/result_kernels.h"
 #include "codec/cuda/rice_kernels.h"
+#include "codec/cuda/sparse_kernels.h"
 #include "codec/cuda/subspace_kernels.h"
 #include "codec/cuda/tau_kernels.h"
 
@@ -17,8 +18,6 @@
 #define DAD_CUDA_KERNELS_OF(X, type, T)              \
   X(quantise_int8_##type, QuantiseInt8Kernel<T>)     \
   X(dequantise_int8_##type, DequantiseInt8Kernel<T>) \
-  X(quantise_int4_##type, QuantiseInt4Kernel<T>)     \
-  X(dequantise_int4_##type, DequantiseInt4Kernel<T>) \
   X(accumulate_##type, AccumulateKernel<T>)          \
   X(gather_##type, GatherKernel<T>)                  \
   X(top_##type, TopKernel<T>)                        \
@@ -34,14 +33,6 @@
   X(add_qsgd_##type, AddQsgdKernel<T>)
 
 #define DAD_CUDA_KERNELS(X)                         \
-  X(copy_f32_f32, CopyKernel<float, float>)         \
-  X(copy_f32_f16, CopyKernel<float, Half>)          \
-  X(copy_f32_bf16, CopyKernel<float, BFloat16>)     \
-  X(copy_f16_f32, CopyKernel<Half, float>)          \
-  X(copy_f16_f16, CopyKernel<Half, Half>)           \
-  X(copy_bf16_f32, CopyKernel<BFloat16, float>)     \
-  X(copy_bf16_bf16, CopyKernel<BFloat16, BFloat16>) \
-  X(copy_f64_f64, CopyKernel<double, double>)       \
   X(widen_f16_f32, WidenKernel<Half>)               \
   X(widen_bf16_f32, WidenKernel<BFloat16>)          \
   X(widen_f32_f64, WidenKernel<float, double>)      \
@@ -52,6 +43,7 @@
   X(result_f64_f32, ResultKernel<double, float>)    \
   X(add_rows_f32, AddRowsKernel<float>)             \
   X(transpose_f32, TransposeKernel<float>)          \
+  X(quantise_int4_rows_f32, QuantiseInt4Kernel)     \
   X(quantise_int8_rows_f32, QuantiseInt8RowsKernel) \
   X(round_bf16, RoundBf16Kernel)                    \
   X(orthonormalise, OrthonormaliseKernel)           \
@@ -59,9 +51,7 @@
   X(widen_rows, WidenRowsKernel)                    \
   X(narrow_rows, NarrowRowsKernel)                  \
   X(next_start, NextStartKernel)                    \
-  X(check_int8, CheckInt8Kernel)                    \
   X(offsets, OffsetsKernel)                         \
-  X(check_words, CheckWordsKernel)                  \
   X(split_words, SplitWordsKernel)                  \
   X(rice_cost, RiceCostKernel)                      \
   X(rice_choose, RiceChooseKernel)                  \

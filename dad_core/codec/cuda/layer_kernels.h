@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 
@@ -34,23 +34,16 @@ struct AddRowsKernel {
 
 // to = fromᵀ.
 template <typename T>
-struct TransposeKernel {
+struct TransposeKernel : ElementwiseKernel<TransposeKernel<T>> {
   struct Args {
     const T* from;  // rows × cols
     int64_t rows;
     int64_t cols;
     T* to;
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.rows * a.cols, kTile); }
-
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (i >= a.rows * a.cols) return;
-      a.to[i] = a.from[i % a.rows * a.cols + i / a.rows];  // neighbours write neighbours
-    }
+  static DAD_HD int64_t Count(const Args& a) { return a.rows * a.cols; }
+  static DAD_HD void Element(int64_t i, const Args& a) {
+    a.to[i] = a.from[i % a.rows * a.cols + i / a.rows];  // neighbours write neighbours
   }
 };
 

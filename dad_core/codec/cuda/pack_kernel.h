@@ -3,7 +3,7 @@
 // first.
 #pragma once
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 
@@ -51,7 +51,7 @@ DAD_HD T QsgdValue(int code, float scale, int bits) {
 
 // A block per bucket.
 template <typename T>
-struct EncodeQsgdKernel {
+struct EncodeQsgdKernel : ScaledKernel<EncodeQsgdKernel<T>, T> {
   struct Args {
     const T* x;
     int64_t count;
@@ -61,78 +61,61 @@ struct EncodeQsgdKernel {
     uint8_t* out;     // scales, then codes; aligned for a float
     int* not_finite;  // set if a value is not, or is beyond the range of a float
   };
-  struct Shared {
-    Word<T> largest[kThreads];
-  };
-  static constexpr int kPhases = kScanSteps + 2;
   static int64_t Blocks(const Args& a) { return DivideUp(a.count, kQsgdBucket); }
+  static DAD_HD int64_t Size(int64_t block, const Args& a) {
+    const int64_t left = a.count - block * kQsgdBucket;
+    return left < kQsgdBucket ? left : kQsgdBucket;
+  }
+  static DAD_HD T Value(int64_t block, int64_t i, const Args& a) {
+    return a.x[block * kQsgdBucket + i] * a.factor;
+  }
 
-  static DAD_HD void Phase(int phase, Where at, Shared& shared, const Args& a) {
+  static DAD_HD void Write(Where at, Word<T> largest, const Args& a) {
     const int64_t begin = at.block * kQsgdBucket;
-    const int64_t left = a.count - begin;
-    const int64_t size = left < kQsgdBucket ? left : kQsgdBucket;
-    const T* x = a.x + begin;
-    if (phase == 0) {
-      Word<T> largest = 0;
-      for (int64_t i = at.thread; i < size; i += kThreads) {
-        const Word<T> magnitude = MagnitudeBits(x[i] * a.factor);
-        if (magnitude > largest) largest = magnitude;
-      }
-      shared.largest[at.thread] = largest;
-    } else if (phase <= kScanSteps) {
-      ReduceMaxStep(shared.largest, phase - 1, at.thread);
-    } else {
-      const float scale = QsgdScale(static_cast<double>(BitsAs<T>(shared.largest[0])));
-      if (at.thread == 0) {
-        reinterpret_cast<float*>(a.out)[at.block] = scale;
-        if (!(scale - scale == 0)) *a.not_finite = 1;
-      }
-      const int64_t scales = 4 * DivideUp(a.count, kQsgdBucket);
-      uint8_t* codes = a.out + scales + begin / kQsgdGroup * a.bits;
-      const int64_t first = at.thread * kQsgdGroup;
-      if (first >= size || !(scale - scale == 0)) return;
-      const int64_t group = size - first < kQsgdGroup ? size - first : kQsgdGroup;
-      uint64_t packed = 0;
-      for (int64_t k = 0; k < group; ++k) {
-        const auto value = static_cast<double>(x[first + k] * a.factor);
-        const int code = QsgdCode(value, static_cast<double>(scale), a.bits,
-                                  QsgdUniform(a.key, begin + first + k));
-        packed |= static_cast<uint64_t>(code) << (k * a.bits);
-      }
-      codes += first / kQsgdGroup * a.bits;
-      for (int64_t byte = 0; byte < DivideUp(group * a.bits, 8); ++byte) {
-        codes[byte] = static_cast<uint8_t>(packed >> (8 * byte));
-      }
+    const int64_t size = Size(at.block, a);
+    const float scale = QsgdScale(static_cast<double>(BitsAs<T>(largest)));
+    if (at.thread == 0) {
+      reinterpret_cast<float*>(a.out)[at.block] = scale;
+      if (!(scale - scale == 0)) *a.not_finite = 1;
+    }
+    const int64_t scales = 4 * DivideUp(a.count, kQsgdBucket);
+    uint8_t* codes = a.out + scales + begin / kQsgdGroup * a.bits;
+    const int64_t first = at.thread * kQsgdGroup;
+    if (first >= size || !(scale - scale == 0)) return;
+    const int64_t group = size - first < kQsgdGroup ? size - first : kQsgdGroup;
+    uint64_t packed = 0;
+    for (int64_t k = 0; k < group; ++k) {
+      const auto value = static_cast<double>(Value(at.block, first + k, a));
+      const int code = QsgdCode(value, static_cast<double>(scale), a.bits,
+                                QsgdUniform(a.key, begin + first + k));
+      packed |= static_cast<uint64_t>(code) << (k * a.bits);
+    }
+    codes += first / kQsgdGroup * a.bits;
+    for (int64_t byte = 0; byte < DivideUp(group * a.bits, 8); ++byte) {
+      codes[byte] = static_cast<uint8_t>(packed >> (8 * byte));
     }
   }
 };
 
 // sum += values, of a share that has been checked.
 template <typename T>
-struct AddQsgdKernel {
+struct AddQsgdKernel : ElementwiseKernel<AddQsgdKernel<T>> {
   struct Args {
     const uint8_t* in;
     int64_t count;
     int bits;
     T* sum;
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.count, kTile); }
 
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
+  static DAD_HD void Element(int64_t i, const Args& a) {
     const auto* scales = reinterpret_cast<const float*>(a.in);
     const uint8_t* codes = a.in + 4 * DivideUp(a.count, kQsgdBucket);
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (i >= a.count) return;
-      const int64_t from = i * a.bits;
-      const int shift = static_cast<int>(from % 8);
-      unsigned both = codes[from / 8];
-      if (shift + a.bits > 8) both |= static_cast<unsigned>(codes[from / 8 + 1]) << 8;
-      const auto code = static_cast<int>(both >> shift & ((1u << a.bits) - 1));
-      a.sum[i] += QsgdValue<T>(code, scales[i / kQsgdBucket], a.bits);
-    }
+    const int64_t from = i * a.bits;
+    const int shift = static_cast<int>(from % 8);
+    unsigned both = codes[from / 8];
+    if (shift + a.bits > 8) both |= static_cast<unsigned>(codes[from / 8 + 1]) << 8;
+    const auto code = static_cast<int>(both >> shift & ((1u << a.bits) - 1));
+    a.sum[i] += QsgdValue<T>(code, scales[i / kQsgdBucket], a.bits);
   }
 };
 

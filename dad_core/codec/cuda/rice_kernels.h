@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 
@@ -209,7 +209,7 @@ struct RiceWriteKernel {
 };
 
 // Words taken apart, for the kernels here.
-struct SplitWordsKernel {
+struct SplitWordsKernel : ElementwiseKernel<SplitWordsKernel> {
   struct Args {
     const uint32_t* words;
     const int64_t* count;
@@ -218,17 +218,11 @@ struct SplitWordsKernel {
     uint32_t* index;
     uint8_t* code;
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.capacity, kTile); }
-
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t j = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (j >= *a.count) return;
-      a.index[j] = IndexOf(a.words[j], a.value_bits);
-      a.code[j] = static_cast<uint8_t>(CodeOf(a.words[j], a.value_bits));
-    }
+  static DAD_HD int64_t Count(const Args& a) { return a.capacity; }
+  static DAD_HD void Element(int64_t j, const Args& a) {
+    if (j >= *a.count) return;
+    a.index[j] = IndexOf(a.words[j], a.value_bits);
+    a.code[j] = static_cast<uint8_t>(CodeOf(a.words[j], a.value_bits));
   }
 };
 

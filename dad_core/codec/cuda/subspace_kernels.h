@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 
@@ -232,7 +232,7 @@ struct PrincipalKernel {
 };
 
 // Rows to double, times `scale` in float, where they have a place among others.
-struct WidenRowsKernel {
+struct WidenRowsKernel : ElementwiseKernel<WidenRowsKernel> {
   struct Args {
     const float* from;  // rows x cols; null: ones
     int64_t rows;
@@ -242,23 +242,16 @@ struct WidenRowsKernel {
     int64_t stride;   // of `to`, from row to row
     int* not_finite;  // set if a value is not
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.rows * a.cols, kTile); }
-
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (i >= a.rows * a.cols) return;
-      const float x = (a.from != nullptr ? a.from[i] : 1.0f) * a.scale;
-      if (!(x - x == 0.0f)) *a.not_finite = 1;
-      a.to[i / a.cols * a.stride + i % a.cols] = static_cast<double>(x);
-    }
+  static DAD_HD int64_t Count(const Args& a) { return a.rows * a.cols; }
+  static DAD_HD void Element(int64_t i, const Args& a) {
+    const float x = (a.from != nullptr ? a.from[i] : 1.0f) * a.scale;
+    if (!(x - x == 0.0f)) *a.not_finite = 1;
+    a.to[i / a.cols * a.stride + i % a.cols] = static_cast<double>(x);
   }
 };
 
 // To float; rows from *kept on become 0.
-struct NarrowRowsKernel {
+struct NarrowRowsKernel : ElementwiseKernel<NarrowRowsKernel> {
   struct Args {
     const double* from;  // rows x cols
     int64_t rows;
@@ -266,17 +259,10 @@ struct NarrowRowsKernel {
     const int* kept;  // null: all are
     float* to;
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.rows * a.cols, kTile); }
-
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
+  static DAD_HD int64_t Count(const Args& a) { return a.rows * a.cols; }
+  static DAD_HD void Element(int64_t i, const Args& a) {
     const int64_t count = (a.kept != nullptr ? *a.kept : a.rows) * a.cols;
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (i >= a.rows * a.cols) return;
-      a.to[i] = i < count ? static_cast<float>(a.from[i]) : 0.0f;
-    }
+    a.to[i] = i < count ? static_cast<float>(a.from[i]) : 0.0f;
   }
 };
 
@@ -289,7 +275,7 @@ DAD_HD uint64_t Scrambled(uint64_t x) {
 
 // The start of the next pass: directions at norm 1, and random ones, those of the host's
 // RandomStart for a seed per row, in place of what is next to nothing.
-struct NextStartKernel {
+struct NextStartKernel : ElementwiseKernel<NextStartKernel> {
   struct Args {
     const double* v;      // rows x cols, of norms sigma
     const double* sigma;  // falling
@@ -300,25 +286,18 @@ struct NextStartKernel {
     double scale;   // of random values from -1 to 1
     float* to;
   };
-  struct Shared {};
-  static constexpr int kPhases = 1;
-  static int64_t Blocks(const Args& a) { return DivideUp(a.rows * a.cols, kTile); }
-
-  static DAD_HD void Phase(int, Where at, Shared&, const Args& a) {
-    for (int k = 0; k < kPerThread; ++k) {
-      const int64_t i = at.block * kTile + int64_t{k} * kThreads + at.thread;
-      if (i >= a.rows * a.cols) return;
-      const int64_t row = i / a.cols;
-      if (a.sigma[row] > a.sigma[0] * a.zero_norm) {
-        a.to[i] = static_cast<float>(a.v[i] / a.sigma[row]);
-        continue;
-      }
-      const uint64_t key = Scrambled(a.seed + static_cast<uint64_t>(row));
-      const auto bits =
-          static_cast<int64_t>(Scrambled(key + static_cast<uint64_t>(i % a.cols)) >> 40);
-      const double unit = static_cast<double>(bits - (1 << 23)) * (1.0 / (1 << 23));
-      a.to[i] = static_cast<float>(unit * a.scale);
+  static DAD_HD int64_t Count(const Args& a) { return a.rows * a.cols; }
+  static DAD_HD void Element(int64_t i, const Args& a) {
+    const int64_t row = i / a.cols;
+    if (a.sigma[row] > a.sigma[0] * a.zero_norm) {
+      a.to[i] = static_cast<float>(a.v[i] / a.sigma[row]);
+      return;
     }
+    const uint64_t key = Scrambled(a.seed + static_cast<uint64_t>(row));
+    const auto bits =
+        static_cast<int64_t>(Scrambled(key + static_cast<uint64_t>(i % a.cols)) >> 40);
+    const double unit = static_cast<double>(bits - (1 << 23)) * (1.0 / (1 << 23));
+    a.to[i] = static_cast<float>(unit * a.scale);
   }
 };
 

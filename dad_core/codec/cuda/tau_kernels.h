@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 

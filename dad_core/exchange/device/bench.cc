@@ -142,7 +142,7 @@ Result<DeviceEvent> DeviceBench::Record() {
 
 void DeviceBench::KeepPinned(const DeviceEvent& event, std::shared_ptr<std::byte> block) {
   if (event == nullptr) return;
-  const std::lock_guard<std::mutex> lock(keep_mutex_);
+  MutexLock lock(keep_mutex_);
   while (!kept_.empty()) {
     const Result<bool> passed = EventPassed(device_, kept_.front().first);
     // An error: the device is lost, and nothing will use the memory any more.

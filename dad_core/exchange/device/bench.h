@@ -7,7 +7,6 @@
 #include <cstddef>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -20,6 +19,7 @@
 #include "device/device_pool.h"
 #include "device/pinned_pool.h"
 #include "device/products.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -108,7 +108,7 @@ class DeviceBench {
   std::array<KernelEntry, static_cast<size_t>(cuda::KernelNumber::kCount)> kernels_ = {};
   std::optional<CublasApi> cublas_;
   std::string kind_;
-  std::mutex keep_mutex_;
+  Mutex keep_mutex_;
   std::deque<std::pair<DeviceEvent, std::shared_ptr<std::byte>>> kept_;  // in the stream's order
   // Once open.
   std::optional<DevicePool> pool_;

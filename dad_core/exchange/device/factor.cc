@@ -8,8 +8,7 @@
 #include <vector>
 
 #include "exchange/by_method.h"
-#include "exchange/device/refusal.h"
-#include "exchange/device/transfer.h"
+#include "exchange/device/device_exchange.h"
 #include "exchange/method/factor/factor_share.h"
 #include "exchange/share/share_io.h"
 #include "exchange/share/shares.h"
@@ -20,38 +19,13 @@ namespace {
 using T = float;
 using RoundKernel = cuda::ResultKernel<float, cuda::BFloat16>;
 
-class DeviceFactorExchange final : public Exchange {
+class DeviceFactorExchange final : public DeviceExchange {
  public:
   DeviceFactorExchange(const TensorSpec& spec, std::vector<LayerShape> layers, bool bf16,
                        const ExchangeEnv& env)
-      : spec_(spec), layers_(std::move(layers)), bf16_(bf16), env_(env), bench_(*env.bench) {}
-  ~DeviceFactorExchange() override {
-    Release();
-    sent_.ReleaseAfter(bench_, event_);
-  }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    stage_ = Stage::kCopying;
-    replan_ = false;
-    refusal_.Clear();
-    share_.emplace(env_.pack);
-    sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
-    if (input.mine == nullptr) return Status::Ok();
-    if (input.mine->layers.size() != 1) {
-      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
-                                     std::to_string(input.mine->layers.size()));
-    }
-    replan_ = input.mine->replan;
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    return OrRefuse(CopyOut());
-  }
+      : DeviceExchange(spec, env), layers_(std::move(layers)), bf16_(bf16) {}
 
   int num_rounds() const override { return 1; }
-  int device() const override { return step_.mine == nullptr ? -1 : bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
-
   Result<DeviceEvent> Ready(int) override {
     if (stage_ == Stage::kCopying) {
       stage_ = Stage::kOnHost;
@@ -66,48 +40,56 @@ class DeviceFactorExchange final : public Exchange {
     return DeviceEvent();
   }
 
-  Status Send(int, int peer, GatherBuffer& out) override {
-    if (step_.mine != nullptr && !group_.Joined(peer)) share_->AppendTo(out);
-    return Status::Ok();
-  }
   int64_t ReceiveBytes(int, int peer) const override {
     return group_.Joined(peer) || group_.Joined(group_.rank) ? 0 : -1;
   }
   bool SendsLength(int round, int peer) const override { return ReceiveBytes(round, peer) < 0; }
 
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
+ private:
+  enum class Stage { kCopying, kOnHost, kShare };
+
+  void Reset() override {
+    stage_ = Stage::kCopying;
+    replan_ = step_.mine != nullptr && step_.mine->replan;
+    share_.emplace(env_.pack);
+  }
+  void Refuse(const std::string& why) override {
+    refusal_.Note(group_.rank, why);
+    refusal_.Write(share_->numbers());
+    stage_ = Stage::kShare;
+  }
+  Status Compute() override {
+    DAD_RETURN_IF_ERROR(CheckOneLayer());
+    return CopyOut();
+  }
+  Status SendShare(int, int peer, GatherBuffer& out) override {
+    if (step_.mine != nullptr && !group_.Joined(peer)) share_->AppendTo(out);
+    return Status::Ok();
+  }
+  Status ReceiveShares(int round, std::span<const ByteSpan> shares) override {
     pieces_.assign(1, {});
-    const Refusal mine = std::exchange(refusal_, {});
     for (int r = 0; r < group_.size; ++r) {
       const ByteSpan share = shares[static_cast<size_t>(r)];
       if (r == group_.rank) {
-        if (mine.there()) {
-          refusal_.Note(mine.why());
-        } else if (step_.mine != nullptr) {
+        if (step_.mine != nullptr) {
           AddOwnPieces(layers_, on_host_, r, step_.mine->scale, pieces_);
         }
       } else if (ReceiveBytes(round, r) == 0) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, 0));
-      } else if (!refusal_.Read(share)) {
+      } else {
         DAD_RETURN_IF_ERROR(ParseFactorShare(spec_, layers_, r, share, pieces_, replan_));
       }
     }
-    if (step_.mine == nullptr || refusal_.there()) return Status::Ok();
+    if (step_.mine == nullptr) return Status::Ok();
     if (step_.report != nullptr) step_.report->replan = replan_;
     return Refusal::Late(spec_, group_.rank, Pool());
   }
-
-  Status Finish() override {
-    if (step_.mine == nullptr) return Status::Ok();
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
-    return refusal_.there() ? refusal_.status(spec_) : Status::Ok();
+  // The result was written when the shares came.
+  Status Deliver() override { return Status::Ok(); }
+  void Drop() override {
+    own_.clear();
+    pieces_.clear();
   }
-
-  void Cancel() override { Release(); }
-
- private:
-  enum class Stage { kCopying, kOnHost, kShare };
 
   // ---- what we send
 
@@ -183,21 +165,7 @@ class DeviceFactorExchange final : public Exchange {
     return Status::Ok();
   }
 
-  // What this rank cannot do it says in its share; the step goes on without it.
-  Status OrRefuse(const Status& status) {
-    if (status.ok() || !Refusal::Is(status)) return status;
-    refusal_.Note(group_.rank, status.message());
-    refusal_.Write(share_->numbers());
-    stage_ = Stage::kShare;
-    return Record();
-  }
-
   // ---- the pooled gradient
-
-  Status Malformed(int rank, const char* what) const {
-    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
-                                   " sent " + what);
-  }
 
   Status Pool() {
     const LayerShape& shape = layers_[0];
@@ -294,13 +262,6 @@ class DeviceFactorExchange final : public Exchange {
     return nullptr;
   }
 
-  Status Bring(ByteSpan bytes, void* to) {
-    const Result<std::byte*> pinned = pinned_.Take(bench_, bytes.size());
-    if (!pinned.ok()) return pinned.status();
-    std::memcpy(pinned.value(), bytes.data(), bytes.size());
-    return bench_.Copy(to, pinned.value(), bytes.size());
-  }
-
   Status AddIndexed(T factor, T* weight) {
     const LayerShape& shape = layers_[0];
     for (const IndexedPiece& piece : pieces_[0].indexed) {
@@ -346,39 +307,14 @@ class DeviceFactorExchange final : public Exchange {
     return Status::Ok();
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  // Device memory goes back at once, page-locked memory when the device is through.
-  void Release() {
-    pinned_.ReleaseAfter(bench_, event_);
-    arena_.Release();
-    own_.clear();
-    pieces_.clear();
-  }
-
-  const TensorSpec spec_;
   const std::vector<LayerShape> layers_;  // one
   const bool bf16_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
-  Group group_;
-  StepInput step_;
   // Of the step.
   Stage stage_ = Stage::kCopying;
-  DeviceEvent event_;
-  DeviceArena arena_;
-  PinnedKeep pinned_;
-  PinnedKeep sent_;  // until the next step: it may be on its way for that long
   std::vector<LayerInput> on_host_;
   std::vector<std::pair<const TensorView*, const T*>> own_;
   std::optional<ShareWriter> share_;
   std::vector<LayerPieces> pieces_;
-  Refusal refusal_;
   bool replan_ = false;
 };
 

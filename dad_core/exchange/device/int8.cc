@@ -7,124 +7,23 @@
 
 #include "codec/int_quantise.h"
 #include "exchange/by_method.h"
-#include "exchange/device/refusal.h"
-#include "exchange/device/transfer.h"
+#include "exchange/device/device_exchange.h"
+#include "exchange/device/int8_state.h"
 #include "exchange/method/int8/int8.h"
 #include "exchange/method/int8/int8_state.h"
 #include "exchange/share/shares.h"
-#include "util/log.h"
 
 namespace dad {
 namespace {
 
-// In device memory what Int8State has on the host; checkpoints have the same tensors.
 template <typename T>
-class DeviceInt8State final : public ExchangeState {
- public:
-  explicit DeviceInt8State(std::shared_ptr<DeviceBench> bench) : bench_(std::move(bench)) {}
-
-  void Export(std::vector<StateTensor>& out) override {
-    Save("rank_residual", residual, out);
-    Save("owner_residual", owner_residual, out);
-  }
-  Status Import(const std::vector<StateTensor>& tensors) override {
-    for (const StateTensor& tensor : tensors) {
-      const int64_t count = NumElements(tensor.shape);
-      if (tensor.dtype != DTypeOf<T>() ||
-          tensor.bytes.size() != static_cast<size_t>(count) * sizeof(T)) {
-        return Status::InvalidArgument("a saved " + tensor.name + " has another type");
-      }
-      Values& values = tensor.name == "rank_residual" ? residual : owner_residual;
-      DAD_RETURN_IF_ERROR(Take(count, values));
-      DAD_RETURN_IF_ERROR(Upload(*bench_, tensor.bytes, values.block.get()));
-    }
-    return Status::Ok();
-  }
-  void ReturnLast() override {
-    const Values last = std::exchange(applied, {});
-    if (last.count != owner_residual.count || last.count == 0) return;
-    const Status status = bench_->Run<cuda::AddKeptKernel<T>>(
-        {last.data(), last.count, T(1), owner_residual.data(), owner_residual.data(), nullptr});
-    if (!status.ok()) {
-      DAD_LOG(Error) << "a residual is lost: " << status.message();
-    }
-  }
-
-  struct Values {
-    int64_t count = 0;
-    DeviceBlock block;
-    T* data() const { return reinterpret_cast<T*>(block.get()); }
-  };
-  Status Take(int64_t count, Values& values) {
-    Result<DeviceBlock> block = bench_->Take(static_cast<size_t>(count) * sizeof(T));
-    if (!block.ok()) return block.status();
-    values = {count, std::move(block).value()};
-    return Status::Ok();
-  }
-  // Zeros, unless there is something.
-  Status MakeRoom(int64_t count, Values& values) {
-    if (values.block != nullptr || count == 0) return Status::Ok();
-    DAD_RETURN_IF_ERROR(Take(count, values));
-    return bench_->Clear(values.block.get(), static_cast<size_t>(count) * sizeof(T));
-  }
-
-  Values residual;
-  Values owner_residual;  // of this rank's piece
-  Values applied;         // M of this rank's piece in the last step
-
- private:
-  void Save(const char* name, const Values& values, std::vector<StateTensor>& out) const {
-    if (values.count == 0) return;
-    StateTensor tensor{name, DTypeOf<T>(), {values.count}, {}};
-    tensor.bytes.resize(static_cast<size_t>(values.count) * sizeof(T));
-    const Status status = FetchNow(*bench_, values.block.get(), tensor.bytes);
-    if (status.ok()) {
-      out.push_back(std::move(tensor));
-    } else {
-      DAD_LOG(Error) << "a " << name << " is not saved: " << status.message();
-    }
-  }
-
-  const std::shared_ptr<DeviceBench> bench_;
-};
-
-template <typename T>
-class DeviceInt8Exchange final : public Exchange {
+class DeviceInt8Exchange final : public DeviceExchange {
  public:
   DeviceInt8Exchange(const TensorSpec& spec, int64_t bucket, bool feedback, const ExchangeEnv& env,
                      std::unique_ptr<Exchange> on_host)
-      : spec_(spec),
-        bucket_(bucket),
-        feedback_(feedback),
-        env_(env),
-        bench_(*env.bench),
-        on_host_(std::move(on_host)) {}
-  ~DeviceInt8Exchange() override {
-    Release();
-    sent_.ReleaseAfter(bench_, event_);
-  }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    pieces_ = {NumElements(spec_.shape), bucket_, group.size};
-    any_not_finite_ = false;
-    waited_for_ = nullptr;
-    refusal_.Clear();
-    sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
-    by_host_ = input.mine != nullptr && input.mine->input.device == DeviceType::kCpu;
-    if (by_host_) {
-      MoveState<DeviceInt8State<T>>(spec_, env_);
-      return on_host_->Begin(input, group);
-    }
-    if (input.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    return OrRefuse(FindAndQuantise());
-  }
+      : DeviceExchange(spec, env, std::move(on_host)), bucket_(bucket), feedback_(feedback) {}
 
   int num_rounds() const override { return 2; }
-  int device() const override { return by_host_ ? -1 : bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
   // What the step has recorded last is what the bytes of the round wait for.
   Result<DeviceEvent> Ready(int) override {
     if (event_ == waited_for_) return DeviceEvent();
@@ -132,14 +31,44 @@ class DeviceInt8Exchange final : public Exchange {
     return event_;
   }
 
-  Status Send(int round, int peer, GatherBuffer& out) override {
+  int64_t ReceiveBytes(int round, int peer) const override {
+    return pieces_.MessageBytes(round, peer, group_.rank, group_);
+  }
+
+ private:
+  void Reset() override {
+    pieces_ = {NumElements(spec_.shape), bucket_, group_.size};
+    any_not_finite_ = false;
+    waited_for_ = nullptr;
+  }
+  bool Computes() const override { return true; }  // as owner
+  void LeaveToHost() override { MoveState<DeviceInt8State<T>>(spec_, env_); }
+  void Refuse(const std::string&) override { refusal_.NoteShort(group_.rank); }
+  // Owners hear of it from those who refuse, all others from the owners.
+  Result<bool> AnyRefused(int round, std::span<const ByteSpan> shares) override {
+    for (int r = 0; r < group_.size; ++r) {
+      if (r == group_.rank) continue;
+      const ByteSpan share = shares[static_cast<size_t>(r)];
+      DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, ReceiveBytes(round, r)));
+      refusal_.ReadShort(share, group_.size);
+    }
+    return refusal_.there();
+  }
+
+  Status Compute() override {
+    if (step_.mine != nullptr) DAD_RETURN_IF_ERROR(CheckContribution(spec_, *step_.mine, true));
+    DAD_RETURN_IF_ERROR(FindState());
+    state_->applied = {};
+    return step_.mine == nullptr ? Status::Ok() : Quantise();
+  }
+
+  Status SendShare(int round, int peer, GatherBuffer& out) override {
     const int64_t bytes = pieces_.MessageBytes(round, group_.rank, peer, group_);
+    if (bytes == 0) return Status::Ok();
     if (refusal_.there()) {
-      if (bytes > 0) refusal_.Write(static_cast<size_t>(bytes), out);
+      refusal_.WriteShort(static_cast<size_t>(bytes), out);
       return Status::Ok();
     }
-    if (by_host_) return on_host_->Send(round, peer, out);
-    if (bytes == 0) return Status::Ok();
     if (round == 1) {
       out.Reference(result_, static_cast<size_t>(bytes));
       return Status::Ok();
@@ -150,29 +79,11 @@ class DeviceInt8Exchange final : public Exchange {
     return Status::Ok();
   }
 
-  int64_t ReceiveBytes(int round, int peer) const override {
-    return pieces_.MessageBytes(round, peer, group_.rank, group_);
-  }
-
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
-    for (int r = 0; r < group_.size; ++r) {
-      if (r == group_.rank) continue;
-      const ByteSpan share = shares[static_cast<size_t>(r)];
-      DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, share, ReceiveBytes(round, r)));
-      refusal_.Read(share, group_.size);
-    }
-    // Owners hear of it from those who refuse, all others from the owners.
-    if (refusal_.there()) return Status::Ok();
-    if (by_host_) return on_host_->Receive(round, shares);
+  Status ReceiveShares(int round, std::span<const ByteSpan> shares) override {
     return round == 0 ? OrRefuse(Reduce(shares)) : TakeResults(shares);
   }
 
-  Status Finish() override {
-    if (refusal_.there()) {
-      if (!by_host_) Release();
-      return refusal_.status(spec_);
-    }
-    if (by_host_) return on_host_->Finish();
+  Status Deliver() override {
     if (step_.mine != nullptr) {
       if (step_.report != nullptr) step_.report->not_finite = any_not_finite_;
       DAD_RETURN_IF_ERROR(
@@ -185,36 +96,17 @@ class DeviceInt8Exchange final : public Exchange {
         state_->applied = std::move(applied_);
       }
     }
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
     return Status::Ok();
   }
 
-  void Cancel() override {
-    if (by_host_) return on_host_->Cancel();
-    Release();
-  }
+  void Drop() override { left_ = owner_left_ = applied_ = {}; }
 
- private:
   static constexpr size_t kFlagBytes = 16;  // before the pieces: not finite, an int
 
   bool Finite() const {
     int not_finite = 0;
     std::memcpy(&not_finite, shares_, sizeof not_finite);
     return not_finite == 0;
-  }
-
-  // What this rank has not the memory for it says in its messages; the step goes on without it.
-  Status OrRefuse(const Status& status) {
-    if (status.ok() || !Refusal::Is(status)) return status;
-    refusal_.Note(group_.rank);
-    return Record();
-  }
-
-  Status FindAndQuantise() {
-    DAD_RETURN_IF_ERROR(FindState());
-    state_->applied = {};
-    return step_.mine == nullptr ? Status::Ok() : Quantise();
   }
 
   Status FindState() {
@@ -284,12 +176,9 @@ class DeviceInt8Exchange final : public Exchange {
     DeviceArena work;
     uint8_t* encoded = TakeEncoded(piece, work);
     DAD_RETURN_IF_ERROR(work.status());
-    const Result<std::byte*> pinned = pinned_.Take(bench_, bytes.size());
-    if (!pinned.ok()) return pinned.status();
-    std::memcpy(pinned.value(), bytes.data(), bytes.size());
-    DAD_RETURN_IF_ERROR(bench_.Copy(encoded, pinned.value(), bytes.size()));
+    DAD_RETURN_IF_ERROR(Bring(bytes, encoded));
     return bench_.Run<cuda::DequantiseInt8Kernel<T>>(
-        {encoded, pieces_.Size(piece), bucket_, add, nullptr, to});
+        {encoded, pieces_.Size(piece), bucket_, add, to});
   }
 
   Status Reduce(std::span<const ByteSpan> shares) {
@@ -367,38 +256,12 @@ class DeviceInt8Exchange final : public Exchange {
     return Refusal::Late(spec_, group_.rank, decoded);
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  // Device memory goes back at once, page-locked memory when the device is through.
-  void Release() {
-    pinned_.ReleaseAfter(bench_, event_);
-    arena_.Release();
-    left_ = owner_left_ = applied_ = {};
-  }
-
-  const TensorSpec spec_;
   const int64_t bucket_;
   const bool feedback_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
-  const std::unique_ptr<Exchange> on_host_;
-  Group group_;
-  StepInput step_;
   Int8Pieces pieces_;
-  bool by_host_ = false;
   std::shared_ptr<DeviceInt8State<T>> state_;
   // Of the step.
-  DeviceEvent event_;
   DeviceEvent waited_for_;
-  DeviceArena arena_;
-  PinnedKeep pinned_;
-  PinnedKeep sent_;  // until the next step: it may be on its way for that long
-  ShortRefusal refusal_;
   typename DeviceInt8State<T>::Values left_, owner_left_, applied_;
   T* own_ = nullptr;  // what our piece of our own decodes to
   const std::byte* shares_ = nullptr;

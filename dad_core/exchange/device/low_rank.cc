@@ -6,53 +6,25 @@
 #include <vector>
 
 #include "exchange/by_method.h"
+#include "exchange/device/device_exchange.h"
 #include "exchange/device/layer_result.h"
 #include "exchange/device/layer_terms.h"
 #include "exchange/device/low_rank_side.h"
 #include "exchange/device/power.h"
-#include "exchange/device/refusal.h"
 #include "exchange/method/low_rank/low_rank_share.h"
 #include "exchange/share/shares.h"
 
 namespace dad {
 namespace {
 
-class DeviceLowRankExchange final : public Exchange {
+class DeviceLowRankExchange final : public DeviceExchange {
  public:
   DeviceLowRankExchange(const TensorSpec& spec, const LowRankSettings& settings,
                         const ExchangeEnv& env)
-      : spec_(spec), settings_(settings), env_(env), bench_(*env.bench), terms_(bench_) {}
-  ~DeviceLowRankExchange() override { Release(); }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    event_ = nullptr;
-    waits_ = false;
-    compresses_ = nullptr;
-    result_ = {};
-    result_weight_ = 1;
-    any_not_finite_ = any_replan_ = owner_sent_ = false;
-    refusal_.Clear();
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    auto found = FindLowRankState(spec_, settings_, env_);
-    if (!found.ok()) return OrRefuse(found.status(), from_rank_);
-    state_ = std::move(found).value();
-    state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
-    state_->rank.ForgetSent();
-    state_->owner.ForgetSent();
-    if (input.mine == nullptr) return Status::Ok();
-    if (input.mine->layers.size() != 1) {
-      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
-                                     std::to_string(input.mine->layers.size()));
-    }
-    return OrRefuse(AddTerms(), from_rank_);
-  }
+      : DeviceExchange(spec, env), settings_(settings), terms_(bench_) {}
+  ~DeviceLowRankExchange() override { Drop(); }
 
   int num_rounds() const override { return settings_.combine == LowRankCombine::kGather ? 1 : 2; }
-  int device() const override { return bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
-
   // Indices of rows have to be looked at first; then the iteration, all of it at once.
   Result<DeviceEvent> Ready(int round) override {
     if (waits_) {
@@ -60,7 +32,7 @@ class DeviceLowRankExchange final : public Exchange {
       return event_;
     }
     if (terms_.has_indices()) {
-      DAD_RETURN_IF_ERROR(OrRefuse(AddIndexed(), from_rank_));
+      DAD_RETURN_IF_ERROR(OrRefuse(AddIndexed()));
       waits_ = false;
       return event_;
     }
@@ -84,14 +56,46 @@ class DeviceLowRankExchange final : public Exchange {
     return Travels(round, peer, group_.rank) ? -1 : 0;
   }
 
-  Status Send(int round, int peer, GatherBuffer& out) override {
+ private:
+  void Reset() override {
+    waits_ = false;
+    compresses_ = nullptr;
+    result_ = {};
+    result_weight_ = 1;
+    any_not_finite_ = any_replan_ = owner_sent_ = false;
+    refuses_in_ = &from_rank_;
+  }
+  bool Computes() const override { return true; }  // as owner
+  void Refuse(const std::string& why) override {
+    refusal_.Note(group_.rank, why);
+    WriteRefusal(*refuses_in_);
+    compresses_ = nullptr;
+    waits_ = false;
+    terms_.End(event_);
+  }
+  // In the round that goes to the owner, who tells all others which was the first.
+  Result<bool> AnyRefused(int, std::span<const ByteSpan>) override { return false; }
+
+  Status Compute() override {
+    auto found = FindLowRankState(spec_, settings_, env_);
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
+    state_->last_by_owner = settings_.combine == LowRankCombine::kOwner;
+    state_->rank.ForgetSent();
+    state_->owner.ForgetSent();
+    if (step_.mine == nullptr) return Status::Ok();
+    DAD_RETURN_IF_ERROR(CheckOneLayer());
+    return AddTerms();
+  }
+
+  Status SendShare(int round, int peer, GatherBuffer& out) override {
     if (!Travels(round, group_.rank, peer)) return Status::Ok();
     const std::vector<std::byte>& share = round == 1 ? from_owner_ : from_rank_;
     out.Reference(share.data(), share.size());
     return Status::Ok();
   }
 
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
+  Status ReceiveShares(int round, std::span<const ByteSpan> shares) override {
     for (int r = 0; r < group_.size; ++r) {
       if (r != group_.rank && ReceiveBytes(round, r) == 0) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
@@ -138,15 +142,11 @@ class DeviceLowRankExchange final : public Exchange {
       result_weight_ = weight;
       return Refusal::Late(spec_, group_.rank, Stack(all, result_));
     }
-    return OrRefuse(Combine(all, weight), from_owner_);
+    refuses_in_ = &from_owner_;
+    return OrRefuse(Combine(all, weight));
   }
 
-  Status Finish() override {
-    if (refusal_.there()) {
-      DAD_RETURN_IF_ERROR(Record());
-      Release();
-      return refusal_.status(spec_);
-    }
+  Status Deliver() override {
     if (!any_not_finite_) {
       if (step_.mine != nullptr) {
         if (moves_owner_) state_->owner.Clear();
@@ -154,23 +154,26 @@ class DeviceLowRankExchange final : public Exchange {
       }
       if (owner_sent_) state_->owner.Commit();
     }
-    Status written;
-    if (step_.mine != nullptr) {
-      if (step_.report != nullptr) {
-        step_.report->replan = any_replan_;
-        step_.report->not_finite = any_not_finite_;
-        step_.report->effective = static_cast<double>(result_.k);
-      }
-      written = Refusal::Late(spec_, group_.rank, WriteOutput());
+    if (step_.mine == nullptr) return Status::Ok();
+    if (step_.report != nullptr) {
+      step_.report->replan = any_replan_;
+      step_.report->not_finite = any_not_finite_;
+      step_.report->effective = static_cast<double>(result_.k);
     }
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
-    return written;
+    return Refusal::Late(spec_, group_.rank, WriteOutput());
   }
 
-  void Cancel() override { Release(); }
+  void Drop() override {
+    terms_.End(event_);
+    compresses_ = nullptr;
+    waits_ = false;
+    // Once: by the time this one goes another exchange may be in a step with the same state.
+    const std::shared_ptr<DeviceLowRankState> state = std::exchange(state_, nullptr);
+    if (state == nullptr) return;
+    state->rank.End(event_);
+    state->owner.End(event_);
+  }
 
- private:
   int64_t m() const { return settings_.layer.out; }
   bool IsOwner() const { return group_.rank == settings_.owner; }
 
@@ -236,18 +239,6 @@ class DeviceLowRankExchange final : public Exchange {
     DAD_RETURN_IF_ERROR(side.Begin(settings_.feedback));
     DAD_RETURN_IF_ERROR(side.AddFactors(stack, weight));
     return Compress(side);
-  }
-
-  // What this rank cannot do it says in `share`; the step goes on without it.
-  Status OrRefuse(const Status& status, std::vector<std::byte>& share) {
-    if (status.ok() || !Refusal::Is(status)) return status;
-    refusal_.Note(group_.rank, status.message());
-    WriteRefusal(share);
-    compresses_ = nullptr;
-    DAD_RETURN_IF_ERROR(Record());
-    terms_.End(event_);
-    waits_ = false;
-    return Status::Ok();
   }
 
   Status Compress(DeviceLowRankSide& side) {
@@ -339,43 +330,16 @@ class DeviceLowRankExchange final : public Exchange {
                         static_cast<float>(scale), any_not_finite_, arena_);
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  // Device memory goes back at once, page-locked memory when the device is through.
-  void Release() {
-    terms_.End(event_);
-    arena_.Release();
-    compresses_ = nullptr;
-    waits_ = false;
-    // Once: by the time this one goes another exchange may be in a step with the same state.
-    const std::shared_ptr<DeviceLowRankState> state = std::exchange(state_, nullptr);
-    if (state == nullptr) return;
-    state->rank.End(event_);
-    state->owner.End(event_);
-  }
-
-  const TensorSpec spec_;
   const LowRankSettings settings_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
-  Group group_;
-  StepInput step_;
   std::shared_ptr<DeviceLowRankState> state_;
   // Of the step.
-  DeviceEvent event_;
   bool waits_ = false;                       // the event is still to be told
   DeviceLowRankSide* compresses_ = nullptr;  // whose directions are still to be read
   LayerTerms terms_;
-  DeviceArena arena_;
   std::vector<std::byte> from_rank_, from_owner_;  // shares
-  DeviceFactors result_;                           // what every rank applies,
-  float result_weight_ = 1;                        // times this
-  Refusal refusal_;
+  std::vector<std::byte>* refuses_in_ = &from_rank_;
+  DeviceFactors result_;     // what every rank applies,
+  float result_weight_ = 1;  // times this
   bool moves_owner_ = false;
   bool owner_sent_ = false;
   bool any_not_finite_ = false;

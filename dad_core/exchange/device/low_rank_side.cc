@@ -258,7 +258,7 @@ Status DeviceLowRankSide::EncodeRows(float* x, int64_t rows, int64_t cols, std::
   auto* out = work.Take<uint8_t>(bench_, static_cast<int64_t>(num_bytes));
   DAD_RETURN_IF_ERROR(work.status());
   if (wire_ == Wire::kInt4) {
-    DAD_RETURN_IF_ERROR(bench_.Run<cuda::QuantiseInt4Kernel<float>>({x, rows, cols, cols, out, x}));
+    DAD_RETURN_IF_ERROR(bench_.Run<cuda::QuantiseInt4Kernel>({x, rows, cols, out, x}));
   } else if (wire_ == Wire::kInt8) {
     DAD_RETURN_IF_ERROR(bench_.Run<cuda::QuantiseInt8RowsKernel>({x, rows, cols, out, x}));
   } else {

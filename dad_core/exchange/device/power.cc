@@ -5,44 +5,24 @@
 #include <utility>
 #include <vector>
 
+#include "exchange/device/device_exchange.h"
 #include "exchange/device/layer_result.h"
 #include "exchange/device/layer_terms.h"
 #include "exchange/device/low_rank_side.h"
-#include "exchange/device/refusal.h"
 #include "exchange/method/low_rank/power_share.h"
 #include "exchange/share/shares.h"
 
 namespace dad {
 namespace {
 
-class DevicePowerExchange final : public Exchange {
+class DevicePowerExchange final : public DeviceExchange {
  public:
   DevicePowerExchange(const TensorSpec& spec, const LowRankSettings& settings,
                       const ExchangeEnv& env)
-      : spec_(spec), settings_(settings), env_(env), bench_(*env.bench), terms_(bench_) {}
-  ~DevicePowerExchange() override { Release(); }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    event_ = nullptr;
-    waits_ = projects_ = second_ = false;
-    finite_ = true;
-    any_not_finite_ = any_replan_ = false;
-    refusal_.Clear();
-    if (input.mine == nullptr) return Status::Ok();  // as owner it computes on the host
-    if (input.mine->layers.size() != 1) {
-      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
-                                     std::to_string(input.mine->layers.size()));
-    }
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    return OrRefuse(AddTerms());
-  }
+      : DeviceExchange(spec, env), settings_(settings), terms_(bench_) {}
+  ~DevicePowerExchange() override { Drop(); }
 
   int num_rounds() const override { return 4; }
-  int device() const override { return step_.mine == nullptr ? -1 : bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
-
   Result<DeviceEvent> Ready(int round) override {
     if (std::exchange(waits_, false)) return event_;
     if (terms_.has_indices()) {
@@ -66,7 +46,28 @@ class DevicePowerExchange final : public Exchange {
     return Travels(round, peer, group_.rank) ? -1 : 0;
   }
 
-  Status Send(int round, int peer, GatherBuffer& out) override {
+ private:
+  void Reset() override {
+    waits_ = projects_ = second_ = false;
+    finite_ = true;
+    any_not_finite_ = any_replan_ = false;
+  }
+  void Refuse(const std::string& why) override {
+    refusal_.Note(group_.rank, why);
+    WriteRefusal(from_rank_[second_ ? 1 : 0]);
+    waits_ = projects_ = false;
+    terms_.End(event_);
+  }
+  // In the rounds that go to the owner, who tells all others which was the first.
+  Result<bool> AnyRefused(int, std::span<const ByteSpan>) override { return false; }
+
+  // Not where this rank has joined: as owner it computes on the host.
+  Status Compute() override {
+    DAD_RETURN_IF_ERROR(CheckOneLayer());
+    return AddTerms();
+  }
+
+  Status SendShare(int round, int peer, GatherBuffer& out) override {
     if (!Travels(round, group_.rank, peer)) return Status::Ok();
     const std::vector<std::byte>& share = round == 0   ? from_rank_[0]
                                           : round == 2 ? from_rank_[1]
@@ -75,7 +76,7 @@ class DevicePowerExchange final : public Exchange {
     return Status::Ok();
   }
 
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
+  Status ReceiveShares(int round, std::span<const ByteSpan> shares) override {
     for (int r = 0; r < group_.size; ++r) {
       if (r != group_.rank && ReceiveBytes(round, r) == 0) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
@@ -96,13 +97,7 @@ class DevicePowerExchange final : public Exchange {
         NextPowerStart(ViewOf<const float>(vt_.data(), r(), columns())));
   }
 
-  Status Finish() override {
-    if (step_.mine == nullptr) return Status::Ok();
-    if (refusal_.there()) {
-      DAD_RETURN_IF_ERROR(Record());
-      Release();
-      return refusal_.status(spec_);
-    }
+  Status Deliver() override {
     DeviceFactors applied;
     if (!any_not_finite_) {
       applied = state_->rank.sent();
@@ -116,18 +111,19 @@ class DevicePowerExchange final : public Exchange {
     }
     const double scale =
         spec_.postscale * (spec_.op == ReduceOp::kSum ? static_cast<double>(group_.size) : 1.0);
-    const Status written =
-        Refusal::Late(spec_, group_.rank,
-                      WriteFactors(bench_, step_.mine->layers[0], settings_.layer, applied,
-                                   static_cast<float>(scale), any_not_finite_, arena_));
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
-    return written;
+    return Refusal::Late(spec_, group_.rank,
+                         WriteFactors(bench_, step_.mine->layers[0], settings_.layer, applied,
+                                      static_cast<float>(scale), any_not_finite_, arena_));
   }
 
-  void Cancel() override { Release(); }
+  void Drop() override {
+    terms_.End(event_);
+    waits_ = projects_ = false;
+    // Once: by the time this one goes another exchange may be in a step with the same state.
+    const std::shared_ptr<DeviceLowRankState> state = std::exchange(state_, nullptr);
+    if (state != nullptr) state->rank.End(event_);
+  }
 
- private:
   int64_t r() const { return settings_.options.rank; }
   int64_t m() const { return settings_.layer.out; }
   int64_t columns() const { return settings_.columns(); }
@@ -190,17 +186,6 @@ class DevicePowerExchange final : public Exchange {
     DAD_RETURN_IF_ERROR(state_->rank.ProjectBack(ut_));
     waits_ = projects_ = true;
     return Record();
-  }
-
-  // What this rank cannot do it says in its share; the step goes on without it.
-  Status OrRefuse(const Status& status) {
-    if (status.ok() || !Refusal::Is(status)) return status;
-    refusal_.Note(group_.rank, status.message());
-    WriteRefusal(from_rank_[second_ ? 1 : 0]);
-    waits_ = projects_ = false;
-    DAD_RETURN_IF_ERROR(Record());
-    terms_.End(event_);
-    return Status::Ok();
   }
 
   void WriteRefusal(std::vector<std::byte>& share) const {
@@ -274,43 +259,18 @@ class DevicePowerExchange final : public Exchange {
     return Status::Ok();
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  // Device memory goes back at once, page-locked memory when the device is through.
-  void Release() {
-    terms_.End(event_);
-    arena_.Release();
-    waits_ = projects_ = false;
-    // Once: by the time this one goes another exchange may be in a step with the same state.
-    const std::shared_ptr<DeviceLowRankState> state = std::exchange(state_, nullptr);
-    if (state != nullptr) state->rank.End(event_);
-  }
-
-  const TensorSpec spec_;
   const LowRankSettings settings_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
   LayerTerms terms_;
-  Group group_;
-  StepInput step_;
   std::shared_ptr<DeviceLowRankState> state_;
   // Of the step.
-  DeviceEvent event_;
   bool waits_ = false;     // the event is still to be told
   bool projects_ = false;  // P or Q is still to be read
   bool second_ = false;    // Q
   bool finite_ = true;
   bool moves_owner_ = false;
-  DeviceArena arena_;
   std::vector<std::byte> from_rank_[2], from_owner_[2];  // shares, of P and of Q
   std::vector<float> own_;                               // the owner's P or Q
   std::vector<float> ut_, vt_;                           // what every rank applies
-  Refusal refusal_;
   bool any_not_finite_ = false;
   bool any_replan_ = false;
 };

@@ -6,8 +6,7 @@
 
 #include "codec/qsgd.h"
 #include "exchange/by_method.h"
-#include "exchange/device/refusal.h"
-#include "exchange/device/transfer.h"
+#include "exchange/device/device_exchange.h"
 #include "exchange/method/qsgd/qsgd.h"
 #include "exchange/method/qsgd/qsgd_state.h"
 #include "exchange/share/shares.h"
@@ -16,54 +15,52 @@ namespace dad {
 namespace {
 
 template <typename T>
-class DeviceQsgdExchange final : public Exchange {
+class DeviceQsgdExchange final : public DeviceExchange {
  public:
   DeviceQsgdExchange(const TensorSpec& spec, int bits, uint64_t seed, const ExchangeEnv& env,
                      std::unique_ptr<Exchange> on_host)
-      : spec_(spec),
+      : DeviceExchange(spec, env, std::move(on_host)),
         count_(NumElements(spec.shape)),
         bits_(bits),
-        seed_(seed),
-        env_(env),
-        bench_(*env.bench),
-        on_host_(std::move(on_host)) {}
-  ~DeviceQsgdExchange() override {
-    Release();
-    sent_.ReleaseAfter(bench_, event_);
-  }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    not_finite_rank_ = -1;
-    waits_ = false;
-    refusal_.Clear();
-    sent_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
-    by_host_ = input.mine == nullptr || input.mine->input.device == DeviceType::kCpu;
-    if (by_host_) return on_host_->Begin(input, group);
-    DAD_RETURN_IF_ERROR(CheckContribution(spec_, *input.mine, true));
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    auto found = StateOf<QsgdState>(spec_, env_, [] { return std::make_shared<QsgdState>(); });
-    if (!found.ok()) return found.status();
-    state_ = std::move(found).value();
-    const Status encoded = Encode();
-    if (!Refusal::Is(encoded)) return encoded;
-    refusal_.Note(group_.rank);
-    return Record();
-  }
+        seed_(seed) {}
 
   int num_rounds() const override { return 1; }
-  int device() const override { return by_host_ ? -1 : bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
   Result<DeviceEvent> Ready(int) override {
     return std::exchange(waits_, false) ? event_ : DeviceEvent();
   }
 
-  Status Send(int round, int peer, GatherBuffer& out) override {
-    if (by_host_) return on_host_->Send(round, peer, out);
+  int64_t ReceiveBytes(int, int peer) const override {
+    return Travels(peer, group_.rank) ? QsgdShareBytes(spec_) : 0;
+  }
+
+ private:
+  void Reset() override {
+    not_finite_rank_ = -1;
+    waits_ = false;
+  }
+  // A rank that has joined has nothing to compute.
+  bool GoesByHost(const Contribution* mine) const override {
+    return mine == nullptr || mine->input.device == DeviceType::kCpu;
+  }
+  void Refuse(const std::string&) override { refusal_.NoteShort(group_.rank); }
+  Result<bool> AnyRefused(int, std::span<const ByteSpan> shares) override {
+    if (step_.mine == nullptr) return false;
+    for (const ByteSpan share : shares) refusal_.ReadShort(share, group_.size);
+    return refusal_.there();
+  }
+
+  Status Compute() override {
+    DAD_RETURN_IF_ERROR(CheckContribution(spec_, *step_.mine, true));
+    auto found = StateOf<QsgdState>(spec_, env_, [] { return std::make_shared<QsgdState>(); });
+    if (!found.ok()) return found.status();
+    state_ = std::move(found).value();
+    return Encode();
+  }
+
+  Status SendShare(int, int peer, GatherBuffer& out) override {
     if (!Travels(group_.rank, peer)) return Status::Ok();
     if (refusal_.there()) {
-      refusal_.Write(static_cast<size_t>(QsgdShareBytes(spec_)), out);
+      refusal_.WriteShort(static_cast<size_t>(QsgdShareBytes(spec_)), out);
       return Status::Ok();
     }
     // The size is known beforehand, so a flagged share is as long as any other.
@@ -72,16 +69,7 @@ class DeviceQsgdExchange final : public Exchange {
     return Status::Ok();
   }
 
-  int64_t ReceiveBytes(int, int peer) const override {
-    return Travels(peer, group_.rank) ? QsgdShareBytes(spec_) : 0;
-  }
-
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
-    if (step_.mine != nullptr) {
-      for (const ByteSpan share : shares) refusal_.Read(share, group_.size);
-    }
-    if (refusal_.there()) return Status::Ok();
-    if (by_host_) return on_host_->Receive(round, shares);
+  Status ReceiveShares(int, std::span<const ByteSpan> shares) override {
     // Without the memory for a sum the shares are read all the same: whether the step counts is the
     // matter of all.
     Status added = result_.Take(bench_, step_.mine->output, arena_);
@@ -102,12 +90,7 @@ class DeviceQsgdExchange final : public Exchange {
     return Refusal::Late(spec_, group_.rank, added);
   }
 
-  Status Finish() override {
-    if (refusal_.there()) {
-      if (!by_host_) Release();
-      return refusal_.status(spec_);
-    }
-    if (by_host_) return on_host_->Finish();
+  Status Deliver() override {
     const bool nothing = not_finite_rank_ >= 0;
     if (step_.report != nullptr) {
       step_.report->not_finite = nothing;
@@ -116,17 +99,9 @@ class DeviceQsgdExchange final : public Exchange {
     const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
     DAD_RETURN_IF_ERROR(result_.Deliver(bench_, divisor, static_cast<T>(spec_.postscale), nothing));
     if (!nothing) ++state_->step;
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
     return Status::Ok();
   }
 
-  void Cancel() override {
-    if (by_host_) return on_host_->Cancel();
-    Release();
-  }
-
- private:
   static constexpr size_t kFlagBytes = 16;  // before the codes: not finite, an int
 
   bool Travels(int from, int to) const {
@@ -167,42 +142,21 @@ class DeviceQsgdExchange final : public Exchange {
   // Checked here, so that nothing has to be asked of the device later.
   Status AddShare(int rank, ByteSpan bytes) {
     if (const Status status = CheckQsgd(bytes, count_, bits_); !status.ok()) {
-      return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
-                                     " sent a malformed share: " + status.message());
+      return Malformed(rank, "a malformed share: " + status.message());
     }
     DeviceArena work;
     auto* encoded = work.Take<uint8_t>(bench_, static_cast<int64_t>(bytes.size()));
     DAD_RETURN_IF_ERROR(work.status());
-    DAD_RETURN_IF_ERROR(Upload(bench_, bytes, encoded));
+    DAD_RETURN_IF_ERROR(Bring(bytes, encoded));
     return Add(encoded);
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  void Release() { arena_.Release(); }
-
-  const TensorSpec spec_;
   const int64_t count_;
   const int bits_;
   const uint64_t seed_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
-  const std::unique_ptr<Exchange> on_host_;
-  Group group_;
-  StepInput step_;
-  bool by_host_ = false;
   std::shared_ptr<QsgdState> state_;
   // Of the step.
-  DeviceEvent event_;
   bool waits_ = false;  // the event is still to be told
-  DeviceArena arena_;
-  PinnedKeep sent_;  // until the next step: it may be on its way for that long
-  ShortRefusal refusal_;
   uint8_t* own_ = nullptr;
   const std::byte* share_ = nullptr;
   DeviceResult<T> result_;

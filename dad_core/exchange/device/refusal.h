@@ -25,7 +25,7 @@ namespace dad {
 class Refusal {
  public:
   // Of a step that begins.
-  void Clear() { why_.clear(); }
+  void Clear() { *this = {}; }
   bool there() const { return !why_.empty(); }
   const std::string& why() const { return why_; }
 
@@ -52,6 +52,31 @@ class Refusal {
     return Status::FailedPrecondition("\"" + spec.name + "\": " + why_);
   }
 
+  // ---- Of shares whose length is known beforehand.
+
+  static constexpr size_t kShortBytes = 1 + sizeof(uint32_t);  // a share has as many, or more
+
+  // A rank that has not the memory; of several the first counts, in whatever order they are noted.
+  void NoteShort(int rank) {
+    if (there() && rank >= short_rank_) return;
+    short_rank_ = rank;
+    why_ = "rank " + std::to_string(rank) + ": out of device memory";
+  }
+  // Notes a share that came, if it is one; not one that names nobody.
+  void ReadShort(std::span<const std::byte> share, int num_ranks) {
+    ByteReader in(share);
+    if (in.Value<uint8_t>() != kShortFlag) return;
+    const auto rank = in.Value<uint32_t>();
+    if (in.ok() && rank < static_cast<uint32_t>(num_ranks)) NoteShort(static_cast<int>(rank));
+  }
+  // Of `num_bytes`, as any other share.
+  void WriteShort(size_t num_bytes, GatherBuffer& out) const {
+    out.AppendValue(kShortFlag);
+    out.AppendValue(static_cast<uint32_t>(short_rank_));
+    const std::vector<std::byte> zeros(num_bytes - kShortBytes);
+    out.Append(zeros.data(), zeros.size());
+  }
+
   // Why rows cannot be added to a tensor of `rows`; empty if they can.
   static std::string Outside(std::span<const int64_t> index, int64_t rows) {
     for (const int64_t i : index) {
@@ -72,39 +97,9 @@ class Refusal {
 
  private:
   static constexpr uint8_t kFlag = 128;
+  static constexpr uint8_t kShortFlag = 2;
   std::string why_;
-};
-
-class ShortRefusal {
- public:
-  static constexpr size_t kBytes = 1 + sizeof(uint32_t);  // a share has as many, or more
-
-  void Clear() { rank_ = -1; }
-  bool there() const { return rank_ >= 0; }
-  void Note(int rank) { rank_ = there() && rank_ < rank ? rank_ : rank; }
-  // Notes a share that came, if it is one; not one that names nobody.
-  void Read(std::span<const std::byte> share, int num_ranks) {
-    ByteReader in(share);
-    if (in.Value<uint8_t>() != kFlag) return;
-    const auto rank = in.Value<uint32_t>();
-    if (in.ok() && rank < static_cast<uint32_t>(num_ranks)) Note(static_cast<int>(rank));
-  }
-  // Of `num_bytes`, as any other share.
-  void Write(size_t num_bytes, GatherBuffer& out) const {
-    out.AppendValue(kFlag);
-    out.AppendValue(static_cast<uint32_t>(rank_));
-    const std::vector<std::byte> zeros(num_bytes - kBytes);
-    out.Append(zeros.data(), zeros.size());
-  }
-  Status status(const TensorSpec& spec) const {
-    Refusal refusal;
-    refusal.Note(rank_, "out of device memory");
-    return refusal.status(spec);
-  }
-
- private:
-  static constexpr uint8_t kFlag = 2;
-  int rank_ = -1;
+  int short_rank_ = -1;
 };
 
 }  // namespace dad

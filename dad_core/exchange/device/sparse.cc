@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "exchange/by_method.h"
-#include "exchange/device/refusal.h"
+#include "exchange/device/device_exchange.h"
 #include "exchange/device/sparse_coder.h"
+#include "exchange/device/sparse_moments.h"
 #include "exchange/device/sparse_state.h"
-#include "exchange/device/transfer.h"
 #include "exchange/method/sparse/sparse.h"
 #include "exchange/method/sparse/sparse_settings.h"
 #include "exchange/share/shares.h"
@@ -19,48 +19,15 @@ namespace dad {
 namespace {
 
 template <typename T>
-class DeviceSparseExchange final : public Exchange {
+class DeviceSparseExchange final : public DeviceExchange {
  public:
   DeviceSparseExchange(const TensorSpec& spec, const SparseSettings& settings,
                        const ExchangeEnv& env, std::unique_ptr<Exchange> on_host)
-      : spec_(spec),
+      : DeviceExchange(spec, env, std::move(on_host)),
         settings_(settings),
-        env_(env),
-        bench_(*env.bench),
-        coder_(bench_, settings_),
-        on_host_(std::move(on_host)) {}
-  ~DeviceSparseExchange() override {
-    Release();
-    kept_share_.ReleaseAfter(bench_, event_);
-  }
-
-  Status Begin(const StepInput& input, const Group& group) override {
-    group_ = group;
-    step_ = input;
-    not_finite_rank_ = -1;
-    any_replan_ = any_too_large_ = false;
-    added_ = 0;
-    stage_ = Stage::kComputing;
-    refusal_.Clear();
-    kept_share_.ReleaseAfter(bench_, std::exchange(event_, nullptr));
-    by_host_ = input.mine != nullptr && input.mine->input.device == DeviceType::kCpu;
-    if (by_host_) {
-      MoveState<DeviceSparseState<T>>(spec_, env_);
-      return on_host_->Begin(input, group);
-    }
-    if (input.mine == nullptr) return Status::Ok();
-    if (input.mine->layers.size() != 1) {
-      return Status::InvalidArgument("\"" + spec_.name + "\": expected one layer, got " +
-                                     std::to_string(input.mine->layers.size()));
-    }
-    DAD_RETURN_IF_ERROR(bench_.Open());
-    return OrRefuse(FindAndCompute());
-  }
+        coder_(bench_, settings_) {}
 
   int num_rounds() const override { return 1; }
-  int device() const override { return by_host_ || step_.mine == nullptr ? -1 : bench_.device(); }
-  DeviceEvent device_event() const override { return event_; }
-
   // First for the heads, then for the share.
   Result<DeviceEvent> Ready(int) override {
     if (stage_ == Stage::kComputing) {
@@ -78,16 +45,47 @@ class DeviceSparseExchange final : public Exchange {
   bool SendsLength(int, int peer) const override { return Travels(group_.rank, peer); }
   int64_t ReceiveBytes(int, int peer) const override { return Travels(peer, group_.rank) ? -1 : 0; }
 
-  Status Send(int round, int peer, GatherBuffer& out) override {
-    if (by_host_) return on_host_->Send(round, peer, out);
+ private:
+  enum class Stage { kComputing, kHeads, kShare };
+
+  // One of the layer's two tensors.
+  struct Part {
+    size_t number;  // 0: weight, 1: bias
+    int64_t begin;  // of its elements in r and v
+    int64_t count;
+  };
+
+  void Reset() override {
+    not_finite_rank_ = -1;
+    any_replan_ = any_too_large_ = false;
+    added_ = 0;
+    stage_ = Stage::kComputing;
+  }
+  void LeaveToHost() override { MoveState<DeviceSparseState<T>>(spec_, env_); }
+  void Refuse(const std::string& why) override {
+    refusal_.Note(group_.rank, why);
+    ByteWriter out;
+    refusal_.Write(out);
+    refusal_share_ = out.bytes();
+    share_ = refusal_share_.data();
+    share_bytes_ = refusal_share_.size();
+    stage_ = Stage::kShare;
+  }
+
+  Status Compute() override {
+    DAD_RETURN_IF_ERROR(CheckOneLayer());
+    DAD_RETURN_IF_ERROR(FindState());
+    // The step before was used; what this one makes is put there when it is over.
+    state_->last.clear();
+    return ComputeHeads();
+  }
+
+  Status SendShare(int, int peer, GatherBuffer& out) override {
     if (Travels(group_.rank, peer)) out.Reference(share_, share_bytes_);
     return Status::Ok();
   }
 
-  Status Receive(int round, std::span<const ByteSpan> shares) override {
-    ReadRefusals(shares);
-    if (refusal_.there()) return Status::Ok();
-    if (by_host_) return on_host_->Receive(round, shares);
+  Status ReceiveShares(int, std::span<const ByteSpan> shares) override {
     for (int r = 0; r < group_.size; ++r) {
       if (r != group_.rank && !Travels(r, group_.rank)) {
         DAD_RETURN_IF_ERROR(CheckShareBytes(spec_, r, shares[static_cast<size_t>(r)], 0));
@@ -108,13 +106,7 @@ class DeviceSparseExchange final : public Exchange {
     return Refusal::Late(spec_, group_.rank, added);
   }
 
-  Status Finish() override {
-    if (refusal_.there()) {
-      if (!by_host_) Release();
-      return refusal_.status(spec_);
-    }
-    if (by_host_) return on_host_->Finish();
-    if (step_.mine == nullptr) return Status::Ok();
+  Status Deliver() override {
     const bool nothing = not_finite_rank_ >= 0;
     const T divisor = spec_.op == ReduceOp::kAverage ? static_cast<T>(group_.size) : T(1);
     for (const Part& part : Parts()) {
@@ -130,25 +122,15 @@ class DeviceSparseExchange final : public Exchange {
       step_.report->effective = static_cast<double>(added_) / all;
     }
     if (!nothing) Commit();
-    DAD_RETURN_IF_ERROR(Record());
-    Release();
     return Status::Ok();
   }
 
-  void Cancel() override {
-    if (by_host_) return on_host_->Cancel();
-    Release();
+  void Drop() override {
+    new_r_ = new_v_ = new_mean_ = nullptr;
+    own_.clear();
+    tensors_.clear();
+    chunks_.clear();
   }
-
- private:
-  enum class Stage { kComputing, kHeads, kShare };
-
-  // One of the layer's two tensors.
-  struct Part {
-    size_t number;  // 0: weight, 1: bias
-    int64_t begin;  // of its elements in r and v
-    int64_t count;
-  };
 
   bool Travels(int from, int to) const {
     return from != to && !group_.Joined(from) && !group_.Joined(to);
@@ -173,40 +155,7 @@ class DeviceSparseExchange final : public Exchange {
     return state_->MakeRoom();
   }
 
-  // What this rank cannot do it says in its share; the step goes on without it.
-  Status OrRefuse(const Status& status) {
-    if (status.ok() || !Refusal::Is(status)) return status;
-    refusal_.Note(group_.rank, status.message());
-    ByteWriter out;
-    refusal_.Write(out);
-    refusal_share_ = out.bytes();
-    share_ = refusal_share_.data();
-    share_bytes_ = refusal_share_.size();
-    stage_ = Stage::kShare;
-    return Record();
-  }
-
-  // Of several that refuse the first counts.
-  void ReadRefusals(std::span<const ByteSpan> shares) {
-    const Refusal mine = std::exchange(refusal_, {});
-    if (step_.mine == nullptr) return;
-    for (int r = 0; r < group_.size; ++r) {
-      if (r != group_.rank) {
-        refusal_.Read(shares[static_cast<size_t>(r)]);
-      } else if (mine.there()) {
-        refusal_.Note(mine.why());
-      }
-    }
-  }
-
   // ---- this rank's share
-
-  Status FindAndCompute() {
-    DAD_RETURN_IF_ERROR(FindState());
-    // The step before was used; what this one makes is put there when it is over.
-    state_->last.clear();
-    return Compute();
-  }
 
   // What comes to the host first: {not_finite}, a head for each part, one for each chunk.
   static constexpr size_t kHeadsBegin = 16;
@@ -225,7 +174,7 @@ class DeviceSparseExchange final : public Exchange {
   }
 
   // All that can be done without the host knowing anything.
-  Status Compute() {
+  Status ComputeHeads() {
     for (auto* block : {&new_r_, &new_v_, &new_mean_}) {
       const size_t values = static_cast<size_t>(settings_.count()) * sizeof(T);
       const bool wanted = block != &new_v_ || settings_.has_variance();
@@ -284,74 +233,12 @@ class DeviceSparseExchange final : public Exchange {
       tensor.v = state_->v_values() + part.begin;
       tensor.new_v = reinterpret_cast<T*>(new_v_.get()) + part.begin;
     }
-    if (!layer.rows.empty() && part.count > 0) DAD_RETURN_IF_ERROR(AddRows(part, tensor));
+    if (!layer.rows.empty() && part.count > 0) {
+      DAD_RETURN_IF_ERROR(AddRowMoments(bench_, layer, settings_.layer, weight, tensor, arena_));
+    }
     tensor.mean = state_->means() + part.number;
     tensor.new_mean = reinterpret_cast<double*>(new_mean_.get()) + part.number;
     return tensor;
-  }
-
-  // G and Σ g² of the rows beside what came formed. The bias is like a column of ones in A.
-  Status AddRows(const Part& part, SparseTensor<T>& tensor) {
-    const T scale = std::exchange(tensor.scale, T(1));
-    auto* g = arena_.Take<T>(bench_, part.count);
-    auto* s = settings_.has_variance() ? arena_.Take<T>(bench_, part.count) : nullptr;
-    DAD_RETURN_IF_ERROR(arena_.status());
-    DAD_RETURN_IF_ERROR(
-        bench_.Run<cuda::AddKeptKernel<T>>({tensor.g, part.count, scale, nullptr, g, nullptr}));
-    if (s != nullptr && tensor.s != nullptr) {
-      DAD_RETURN_IF_ERROR(bench_.Run<cuda::AddKeptKernel<T>>(
-          {tensor.s, part.count, scale * scale, nullptr, s, nullptr}));
-    } else if (s != nullptr) {
-      DAD_RETURN_IF_ERROR(bench_.Run<cuda::SquareKernel<T>>({tensor.g, part.count, scale, s}));
-    }
-    tensor.g = g;
-    tensor.s = s;
-    for (const RowsSegment& segment : step_.mine->layers[0].rows) {
-      DAD_RETURN_IF_ERROR(AddSegment(part, segment, scale, g, s));
-    }
-    return Status::Ok();
-  }
-
-  Status AddSegment(const Part& part, const RowsSegment& segment, T scale, T* g, T* s) {
-    const int64_t rows = segment.a.shape[0], in = settings_.layer.in;
-    const int64_t out_count = segment.d.shape[1];
-    if (rows == 0 || out_count == 0) return Status::Ok();
-    const int64_t begin = out_count == settings_.layer.out ? 0 : segment.out_begin;
-    const Result<DeviceProducts*> products = bench_.Products();
-    if (!products.ok()) return products.status();
-    DeviceArena work;
-    const auto d = ValuesOf<T>(bench_, segment.d, work);
-    if (!d.ok()) return d.status();
-    // A, or ones in its place.
-    const bool weight = part.number == 0;
-    const int64_t cols = weight ? in : 1;
-    const T* a = nullptr;
-    if (weight) {
-      const auto values = ValuesOf<T>(bench_, segment.a, work);
-      if (!values.ok()) return values.status();
-      a = values.value();
-    } else {
-      auto* ones = work.Take<T>(bench_, rows);
-      DAD_RETURN_IF_ERROR(work.status());
-      const std::vector<T> host(static_cast<size_t>(rows), T(1));
-      DAD_RETURN_IF_ERROR(Upload(bench_, std::as_bytes(std::span(host)), ones));
-      a = ones;
-    }
-    const auto add = [&](const T* left, const T* right, T factor, T* to) -> Status {
-      const CudaDeviceGuard guard(bench_.cuda(), bench_.device());
-      return products.value()->template Multiply<T>(
-          {left, rows, out_count}, true, {right, rows, cols}, false,
-          {to + begin * cols, out_count, cols}, factor, T(1));
-    };
-    DAD_RETURN_IF_ERROR(add(d.value(), a, scale, g));
-    if (s == nullptr) return Status::Ok();
-    auto* d_squares = work.Take<T>(bench_, rows * out_count);
-    auto* a_squares = work.Take<T>(bench_, rows * cols);
-    DAD_RETURN_IF_ERROR(work.status());
-    DAD_RETURN_IF_ERROR(
-        bench_.Run<cuda::SquareKernel<T>>({d.value(), rows * out_count, scale, d_squares}));
-    DAD_RETURN_IF_ERROR(bench_.Run<cuda::SquareKernel<T>>({a, rows * cols, T(1), a_squares}));
-    return add(d_squares, a_squares, T(1), s);
   }
 
   // A share, piece by piece: numbers of the host, and what is still on the device.
@@ -398,15 +285,14 @@ class DeviceSparseExchange final : public Exchange {
   }
 
   Status TakeShare(size_t num_bytes, std::byte*& share) {
-    const Result<std::byte*> pinned = kept_share_.Take(bench_, num_bytes);
+    const Result<std::byte*> pinned = sent_.Take(bench_, num_bytes);
     if (!pinned.ok()) return pinned.status();
     share_ = share = pinned.value();
     share_bytes_ = num_bytes;
     return Status::Ok();
   }
 
-  // As exchange/method/sparse/sparse.h and codec/sparse_code.h have it; and what of it is our own
-  // to add.
+  // As exchange/sparse.h and codec/sparse_code.h have it; and what of it is our own to add.
   std::vector<Piece> Pieces(uint8_t flags) {
     std::vector<Piece> pieces;
     ByteWriter numbers;
@@ -496,38 +382,30 @@ class DeviceSparseExchange final : public Exchange {
   Status AddShare(int rank, ByteSpan share) {
     ByteReader in(share);
     const auto flags = in.Value<uint8_t>();
-    if (!in.ok() || (flags & ~kSparseAllFlags) != 0) return Malformed(rank, "bad flags");
+    if (!in.ok() || (flags & ~kSparseAllFlags) != 0)
+      return Malformed(rank, "a malformed share: bad flags");
     Note(rank, flags);
     if ((flags & (kSparseNotFinite | kSparseTooLarge)) == 0) {
       for (const Part& part : Parts()) {
         const Result<std::vector<SparseWords<T>>> chunks = ReadTensor<T>(settings_, part.count, in);
-        if (!chunks.ok()) return Malformed(rank, chunks.status().message());
+        if (!chunks.ok()) return Malformed(rank, "a malformed share: " + chunks.status().message());
         for (const SparseWords<T>& chunk : chunks.value()) {
           DAD_RETURN_IF_ERROR(AddChunk(chunk, part.begin));
         }
       }
     }
-    return in.AtEnd() ? Status::Ok() : Malformed(rank, "bytes are left over");
+    return in.AtEnd() ? Status::Ok() : Malformed(rank, "a malformed share: bytes are left over");
   }
 
   Status AddChunk(const SparseWords<T>& chunk, int64_t part_begin) {
     const auto count = static_cast<int64_t>(chunk.words.size());
     added_ += count;
     if (count == 0 || !adds_) return Status::Ok();
-    const auto bytes = std::as_bytes(std::span(chunk.words));
     DeviceArena work;
     auto* words = work.Take<uint32_t>(bench_, count);
     DAD_RETURN_IF_ERROR(work.status());
-    const Result<std::byte*> pinned = pinned_.Take(bench_, bytes.size());
-    if (!pinned.ok()) return pinned.status();
-    std::memcpy(pinned.value(), bytes.data(), bytes.size());
-    DAD_RETURN_IF_ERROR(bench_.Copy(words, pinned.value(), bytes.size()));
+    DAD_RETURN_IF_ERROR(Bring(std::as_bytes(std::span(chunk.words)), words));
     return AddWords(bench_, settings_, words, count, chunk.values, SumAt(part_begin + chunk.begin));
-  }
-
-  Status Malformed(int rank, const std::string& what) const {
-    return Status::InvalidArgument("\"" + spec_.name + "\": rank " + std::to_string(rank) +
-                                   " sent a malformed share: " + what);
   }
 
   // The step is over and good: what it has made takes the place of what there was.
@@ -538,39 +416,11 @@ class DeviceSparseExchange final : public Exchange {
     state_->last = std::move(own_);
   }
 
-  Status Record() {
-    Result<DeviceEvent> event = bench_.Record();
-    if (!event.ok()) return event.status();
-    event_ = std::move(event).value();
-    return Status::Ok();
-  }
-
-  // Device memory goes back at once, page-locked memory when the device is through.
-  void Release() {
-    pinned_.ReleaseAfter(bench_, event_);
-    arena_.Release();
-    new_r_ = new_v_ = new_mean_ = nullptr;
-    own_.clear();
-    tensors_.clear();
-    chunks_.clear();
-  }
-
-  const TensorSpec spec_;
   const SparseSettings settings_;
-  const ExchangeEnv env_;
-  DeviceBench& bench_;
   SparseCoder<T> coder_;
-  const std::unique_ptr<Exchange> on_host_;
-  Group group_;
-  StepInput step_;
-  bool by_host_ = false;
   std::shared_ptr<DeviceSparseState<T>> state_;
   // Of the step.
   Stage stage_ = Stage::kComputing;
-  DeviceEvent event_;
-  DeviceArena arena_;
-  PinnedKeep pinned_;
-  PinnedKeep kept_share_;  // until the next step: it may be on its way for that long
   DeviceBlock new_r_, new_v_, new_mean_;
   std::byte* heads_ = nullptr;  // on the device
   std::byte* host_heads_ = nullptr;
@@ -579,7 +429,6 @@ class DeviceSparseExchange final : public Exchange {
   std::vector<DeviceWords<T>> own_;
   const std::byte* share_ = nullptr;
   size_t share_bytes_ = 0;
-  Refusal refusal_;
   std::vector<std::byte> refusal_share_;
   DeviceResult<T> result_[2];
   bool adds_ = true;  // there is memory to add shares in

@@ -244,20 +244,20 @@ TEST_F(DeviceRefusalTest, MemoryThatIsLackingAfterAllHaveSentIsThatRanksOwnError
 }
 
 TEST(RefusalTest, AShortOneNamesTheFirstRankInAShareOfAnyLength) {
-  ShortRefusal refusal;
-  refusal.Note(5);
-  refusal.Note(3);
-  refusal.Note(4);
+  Refusal refusal;
+  refusal.NoteShort(5);
+  refusal.NoteShort(3);
+  refusal.NoteShort(4);
   GatherBuffer out;
-  refusal.Write(9, out);
+  refusal.WriteShort(9, out);
   std::vector<std::byte> bytes;
   for (const ByteSpan piece : out.Pieces()) bytes.insert(bytes.end(), piece.begin(), piece.end());
   ASSERT_EQ(bytes.size(), 9u);
-  ShortRefusal read;
-  read.Read(std::span(bytes).first(4), 6);
-  read.Read(bytes, 3);  // there is no such rank
+  Refusal read;
+  read.ReadShort(std::span(bytes).first(4), 6);
+  read.ReadShort(bytes, 3);  // there is no such rank
   EXPECT_FALSE(read.there());
-  read.Read(bytes, 6);
+  read.ReadShort(bytes, 6);
   EXPECT_TRUE(read.there());
   TensorSpec spec;
   spec.name = "w";

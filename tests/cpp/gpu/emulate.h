@@ -1,4 +1,4 @@
-// Runs a kernel of codec/cuda/kernels.h on the host: every block, phase by phase, every thread.
+// Runs a kernel of codec/cuda/kernel_list.h on the host: every block, phase by phase, every thread.
 // Blocks and threads go in a mixed-up order, and shared memory begins as rubbish, so that what
 // depends on either is found. Not a GPU: it shows indexing, boundaries and arithmetic.
 #pragma once
@@ -11,7 +11,7 @@
 #include <random>
 #include <vector>
 
-#include "codec/cuda/kernels.h"
+#include "codec/cuda/kernel.h"
 
 namespace dad::cuda {
 
