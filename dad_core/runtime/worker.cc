@@ -9,6 +9,7 @@
 #include "runtime/lane/validate.h"
 #include "runtime/solo.h"
 #include "transport/device_collectives.h"
+#include "util/buffer_pool.h"
 #include "util/byte_io.h"
 #include "util/log.h"
 
@@ -91,6 +92,7 @@ Worker::~Worker() {
   inbox_->Post(ShutdownEvent{});
   thread_.join();
   transport_->SetSink(nullptr);
+  BufferPool::OfProcess().Trim();
 }
 
 std::vector<int> Worker::ProcessSetRanks(int id) const {

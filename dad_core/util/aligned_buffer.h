@@ -1,26 +1,22 @@
 // A block of memory aligned for vector loads. Owns it; moves, never copies. Not
-// initialised.
+// initialised. Large ones come from a pool.
 #pragma once
 
 #include <cstddef>
-#include <cstdlib>
-#include <new>
 #include <span>
 #include <utility>
+
+#include "util/buffer_pool.h"
 
 namespace dad {
 
 class AlignedBuffer {
  public:
-  static constexpr size_t kAlignment = 64;
+  static constexpr size_t kAlignment = BufferPool::kAlignment;
 
   AlignedBuffer() = default;
-  explicit AlignedBuffer(size_t num_bytes) : size_(num_bytes) {
-    if (num_bytes == 0) return;
-    const size_t rounded = (num_bytes + kAlignment - 1) / kAlignment * kAlignment;
-    data_ = static_cast<std::byte*>(std::aligned_alloc(kAlignment, rounded));
-    if (data_ == nullptr) throw std::bad_alloc();
-  }
+  explicit AlignedBuffer(size_t num_bytes)
+      : data_(BufferPool::OfProcess().Take(num_bytes)), size_(num_bytes) {}
   AlignedBuffer(AlignedBuffer&& other) noexcept
       : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
   AlignedBuffer& operator=(AlignedBuffer&& other) noexcept {
@@ -28,7 +24,9 @@ class AlignedBuffer {
     std::swap(size_, other.size_);
     return *this;
   }
-  ~AlignedBuffer() { std::free(data_); }
+  ~AlignedBuffer() {
+    if (data_ != nullptr) BufferPool::OfProcess().Give(data_, size_);
+  }
 
   std::byte* data() { return data_; }
   const std::byte* data() const { return data_; }
