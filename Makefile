@@ -46,6 +46,9 @@ lint:  ## clang-format and ruff, changing nothing
 	@$(VENV)/bin/ruff check $(PYTHON_FILES)
 	@$(VENV)/bin/ruff format --check $(PYTHON_FILES)
 
+tidy:  ## what locks guard, checked by clang-tidy, if that is there: some minutes
+	@scripts/tidy.sh
+
 format:  ## clang-format and ruff, in place
 	@scripts/setup.sh packages venv
 	@$(VENV)/bin/clang-format -i $(CPP_FILES)
@@ -69,4 +72,4 @@ wheel: setup  ## a wheel in dist/, for the torch in .venv
 clean:  ## what was built; not .venv
 	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint format bench docs wheel clean
+.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint tidy format bench docs wheel clean

@@ -1,9 +1,9 @@
 #include "device/cuda_api.h"
 
 #include <cstdlib>
-#include <mutex>
 
 #include "device/shared_library.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -31,9 +31,9 @@ Result<CudaApi> LoadCuda(const std::string& path) {
 }
 
 Result<const CudaApi*> ProcessCuda() {
-  static std::mutex mutex;
+  static Mutex mutex;
   static const CudaApi* loaded = nullptr;
-  const std::lock_guard<std::mutex> lock(mutex);
+  MutexLock lock(mutex);
   if (loaded == nullptr) {  // after a failure again: a framework may bring it later
     const char* path = std::getenv("DAD_CUDART_LIBRARY");
     Result<CudaApi> cuda = LoadCuda(path == nullptr ? "" : path);

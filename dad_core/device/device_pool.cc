@@ -33,7 +33,7 @@ DevicePool::Shelf::~Shelf() {
 
 void DevicePool::Shelf::Give(void* block, size_t size) {
   {
-    const std::lock_guard<std::mutex> lock(mutex);
+    MutexLock lock(mutex);
     if (held + size <= kMostHeld) {
       held += size;
       free[size].push_back(block);
@@ -57,7 +57,7 @@ Result<DeviceBlock> DevicePool::Take(size_t num_bytes) {
   const size_t size = SizeFor(num_bytes);
   void* block = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(shelf_->mutex);
+    MutexLock lock(shelf_->mutex);
     std::vector<void*>& blocks = shelf_->free[size];
     if (!blocks.empty()) {
       block = blocks.back();

@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "device/cuda_api.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -35,9 +35,9 @@ class DevicePool {
     const CudaApi& cuda;
     const int device;
     CudaStream stream = nullptr;
-    std::mutex mutex;
-    std::map<size_t, std::vector<void*>> free;  // by size
-    size_t held = 0;
+    Mutex mutex;
+    std::map<size_t, std::vector<void*>> free GUARDED_BY(mutex);  // by size
+    size_t held GUARDED_BY(mutex) = 0;
   };
   explicit DevicePool(std::shared_ptr<Shelf> shelf) : shelf_(std::move(shelf)) {}
 

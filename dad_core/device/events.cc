@@ -2,10 +2,11 @@
 
 #include <algorithm>
 #include <deque>
-#include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
+
+#include "util/mutex.h"
 
 namespace dad {
 namespace {
@@ -18,8 +19,8 @@ struct Kept {
 
 // Leaked on purpose: the last thread to touch it may end after static destructors have run.
 struct Keeper {
-  std::mutex mutex;
-  std::deque<Kept> kept;
+  Mutex mutex;
+  std::deque<Kept> kept GUARDED_BY(mutex);
 };
 Keeper& TheKeeper() {
   static auto* keeper = new Keeper;
@@ -100,14 +101,14 @@ void KeepUntil(int device, DeviceEvent event, std::shared_ptr<void> what) {
   ReleasePassed();
   if (event == nullptr || what == nullptr) return;
   Keeper& keeper = TheKeeper();
-  const std::lock_guard<std::mutex> lock(keeper.mutex);
+  MutexLock lock(keeper.mutex);
   keeper.kept.push_back({device, std::move(event), std::move(what)});
 }
 
 void ReleasePassed() {
   std::vector<Kept> passed;  // released without the lock: that may take a framework's
   Keeper& keeper = TheKeeper();
-  const std::lock_guard<std::mutex> lock(keeper.mutex);
+  MutexLock lock(keeper.mutex);
   // All of them: what one device is not through with does not hold up another's.
   std::erase_if(keeper.kept, [&](Kept& kept) {
     const Result<bool> done = EventPassed(kept.device, kept.event);

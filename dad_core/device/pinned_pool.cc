@@ -21,7 +21,7 @@ Result<std::shared_ptr<std::byte>> PinnedPool::Take(size_t num_bytes) {
   const size_t size = std::bit_ceil(std::max(num_bytes, kSmallest));
   void* block = nullptr;
   {
-    const std::lock_guard<std::mutex> lock(shelf_->mutex);
+    MutexLock lock(shelf_->mutex);
     std::vector<void*>& blocks = shelf_->free[size];
     if (!blocks.empty()) {
       block = blocks.back();
@@ -34,7 +34,7 @@ Result<std::shared_ptr<std::byte>> PinnedPool::Take(size_t num_bytes) {
   }
   return std::shared_ptr<std::byte>(static_cast<std::byte*>(block),
                                     [shelf = shelf_, size](std::byte* back) {
-                                      const std::lock_guard<std::mutex> lock(shelf->mutex);
+                                      MutexLock lock(shelf->mutex);
                                       shelf->free[size].push_back(back);
                                     });
 }

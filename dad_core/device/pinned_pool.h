@@ -5,10 +5,10 @@
 #include <cstddef>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <vector>
 
 #include "device/cuda_api.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -25,8 +25,8 @@ class PinnedPool {
     explicit Shelf(const CudaApi& api) : cuda(api) {}
     ~Shelf();
     const CudaApi& cuda;
-    std::mutex mutex;
-    std::map<size_t, std::vector<void*>> free;  // by size
+    Mutex mutex;
+    std::map<size_t, std::vector<void*>> free GUARDED_BY(mutex);  // by size
   };
   std::shared_ptr<Shelf> shelf_;
 };

@@ -3,17 +3,16 @@
 #pragma once
 
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <variant>
 #include <vector>
 
 #include "dad/status.h"
 #include "util/aligned_buffer.h"
+#include "util/mutex.h"
 #include "wire/message.h"
 
 namespace dad {
@@ -61,33 +60,36 @@ class Inbox {
   void Post(Event event) {
     bool wake;
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       events_.push_back(std::move(event));
       wake = sleeping_;
     }
-    if (wake) posted_.notify_one();
+    if (wake) posted_.NotifyOne();
   }
 
   // Waits for events, or until the deadline; swaps them into `events` (cleared first).
   void Take(std::optional<Clock::time_point> deadline, std::vector<Event>& events) {
     events.clear();
-    std::unique_lock lock(mutex_);
+    MutexLock lock(mutex_);
     sleeping_ = true;
-    auto ready = [this] { return !events_.empty(); };
-    if (deadline.has_value()) {
-      posted_.wait_until(lock, *deadline, ready);
-    } else {
-      posted_.wait(lock, ready);
+    while (events_.empty()) {
+      if (!deadline.has_value()) {
+        posted_.Wait(lock);
+      } else if (Clock::now() < *deadline) {
+        posted_.WaitUntil(lock, *deadline);
+      } else {
+        break;
+      }
     }
     sleeping_ = false;
     events.swap(events_);
   }
 
  private:
-  std::mutex mutex_;
-  std::condition_variable posted_;
-  std::vector<Event> events_;  // guarded by mutex_
-  bool sleeping_ = false;      // guarded by mutex_
+  Mutex mutex_;
+  Condition posted_;
+  std::vector<Event> events_ GUARDED_BY(mutex_);
+  bool sleeping_ GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace dad

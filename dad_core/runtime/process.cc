@@ -3,29 +3,29 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <mutex>
 
 #include "dad/engine.h"
 #include "dad/overflows.h"
+#include "util/mutex.h"
 
 namespace dad {
 namespace {
 
-std::mutex g_mutex;
-pid_t g_owner = 0;
+Mutex g_mutex;
+pid_t g_owner GUARDED_BY(g_mutex) = 0;
 std::atomic<bool> g_expects_overflows{false};
-int64_t g_joins_before = 0;  // of the engines before this one
+int64_t g_joins_before GUARDED_BY(g_mutex) = 0;  // of the engines before this one
 
 // Never destroyed by the C++ runtime: at exit other libraries may be gone already.
-std::shared_ptr<Engine>& Slot() {
+std::shared_ptr<Engine>& Slot() REQUIRES(g_mutex) {
   static auto* slot = new std::shared_ptr<Engine>;
   return *slot;
 }
 
 // In a child the threads behind the engine do not exist: leave it alone.
-bool IsOwner() { return g_owner == getpid(); }
+bool IsOwner() REQUIRES(g_mutex) { return g_owner == getpid(); }
 
-void ForgetParentsEngine() {
+void ForgetParentsEngine() REQUIRES(g_mutex) {
   if (Slot() && !IsOwner()) new std::shared_ptr<Engine>(std::move(Slot()));
 }
 
@@ -33,7 +33,7 @@ void ForgetParentsEngine() {
 
 Status InitProcess(const World& world, const Options& options,
                    std::vector<std::vector<int>> process_sets) {
-  std::lock_guard lock(g_mutex);
+  MutexLock lock(g_mutex);
   ForgetParentsEngine();
   if (Slot()) return Status::Ok();
   Result<std::unique_ptr<Engine>> engine = Engine::Create(world, options, std::move(process_sets));
@@ -46,7 +46,7 @@ Status InitProcess(const World& world, const Options& options,
 void ShutdownProcess() {
   std::shared_ptr<Engine> engine;
   {
-    std::lock_guard lock(g_mutex);
+    MutexLock lock(g_mutex);
     if (!IsOwner()) return;
     engine = std::move(Slot());
     if (engine) g_joins_before += engine->num_joins();
@@ -54,7 +54,7 @@ void ShutdownProcess() {
 }
 
 std::shared_ptr<Engine> ProcessEngine() {
-  std::lock_guard lock(g_mutex);
+  MutexLock lock(g_mutex);
   return IsOwner() ? Slot() : nullptr;
 }
 
@@ -62,7 +62,7 @@ void ExpectOverflows() { g_expects_overflows = true; }
 bool OverflowsAreExpected() { return g_expects_overflows; }
 
 int64_t ProcessJoins() {
-  std::lock_guard lock(g_mutex);
+  MutexLock lock(g_mutex);
   return g_joins_before + (IsOwner() && Slot() ? Slot()->num_joins() : 0);
 }
 

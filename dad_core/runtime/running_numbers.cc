@@ -4,7 +4,7 @@ namespace dad {
 
 std::shared_ptr<Ticket> RunningNumbers::Submit(Engine& engine, Request request, std::string* name) {
   // Held while submitting: calls from several threads are numbered in the order they are made.
-  const std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (const int64_t joins = engine.num_joins(); joins != num_joins_) {
     num_joins_ = joins;
     next_.clear();

@@ -4,11 +4,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 
 #include "dad/engine.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -18,9 +18,9 @@ class RunningNumbers {
   std::shared_ptr<Ticket> Submit(Engine& engine, Request request, std::string* name);
 
  private:
-  std::mutex mutex_;
-  int64_t num_joins_ = 0;                                // guarded by mutex_
-  std::map<std::pair<std::string, int>, int64_t> next_;  // by label and process set; guarded
+  Mutex mutex_;
+  int64_t num_joins_ GUARDED_BY(mutex_) = 0;
+  std::map<std::pair<std::string, int>, int64_t> next_ GUARDED_BY(mutex_);  // by label and set
 };
 
 }  // namespace dad

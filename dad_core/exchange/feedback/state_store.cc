@@ -3,7 +3,7 @@
 namespace dad {
 
 std::vector<StateTensor> StateStore::Export(const StateKey& key) const {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   const auto found = entries_.find(key);
   if (found == entries_.end()) return {};
   if (!found->second.state) return found->second.imported;
@@ -13,12 +13,12 @@ std::vector<StateTensor> StateStore::Export(const StateKey& key) const {
 }
 
 void StateStore::Import(const StateKey& key, std::vector<StateTensor> tensors) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   entries_[key] = {nullptr, std::move(tensors)};
 }
 
 void StateStore::ReturnLast(int process_set, uint32_t stream) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   for (auto& [key, entry] : entries_) {
     if (key.process_set == process_set && key.stream == stream && entry.state) {
       entry.state->ReturnLast();
@@ -27,7 +27,7 @@ void StateStore::ReturnLast(int process_set, uint32_t stream) {
 }
 
 void StateStore::Drop(int process_set, uint32_t stream) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   std::erase_if(entries_, [&](const auto& entry) {
     return entry.first.process_set == process_set && entry.first.stream == stream;
   });

@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "dad/state.h"
 #include "dad/status.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -43,7 +43,7 @@ class StateStore {
   // kind (the method has changed) is dropped.
   template <typename State, typename Make>
   Result<std::shared_ptr<State>> Get(const StateKey& key, const Make& make) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     Entry& entry = entries_[key];
     if (auto state = std::dynamic_pointer_cast<State>(entry.state)) return state;
     std::shared_ptr<State> state = make();
@@ -63,7 +63,7 @@ class StateStore {
   template <typename From>
   void Move(const StateKey& key) {
     {
-      std::lock_guard lock(mutex_);
+      MutexLock lock(mutex_);
       const auto found = entries_.find(key);
       if (found == entries_.end() || dynamic_cast<From*>(found->second.state.get()) == nullptr) {
         return;
@@ -84,8 +84,8 @@ class StateStore {
     std::shared_ptr<ExchangeState> state;
     std::vector<StateTensor> imported;
   };
-  mutable std::mutex mutex_;
-  std::map<StateKey, Entry> entries_;
+  mutable Mutex mutex_;
+  std::map<StateKey, Entry> entries_ GUARDED_BY(mutex_);
 };
 
 }  // namespace dad

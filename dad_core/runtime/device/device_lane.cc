@@ -62,55 +62,59 @@ DeviceLane::~DeviceLane() {
 
 void DeviceLane::Stop() {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     stopping_ = true;
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
 }
 
 void DeviceLane::Put(DeviceTask task) {
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    MutexLock lock(mutex_);
     const uint64_t turn = task.turn;
     waiting_.emplace(turn, std::move(task));
     busy_.store(true, std::memory_order_release);
   }
-  changed_.notify_all();
+  changed_.NotifyAll();
+}
+
+bool DeviceLane::IsMyTurn() const {
+  return !waiting_.empty() && waiting_.begin()->first == next_turn_;
 }
 
 void DeviceLane::Loop() {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto my_turn = [this] {
-    return stopping_ || (!waiting_.empty() && waiting_.begin()->first == next_turn_);
-  };
+  MutexLock lock(mutex_);
   while (!stopping_) {
     if (last_ != nullptr) {
-      changed_.wait_for(lock, kLook, my_turn);
+      const auto look = std::chrono::steady_clock::now() + kLook;
+      while (!stopping_ && !IsMyTurn() && std::chrono::steady_clock::now() < look) {
+        changed_.WaitUntil(lock, look);
+      }
     } else {
       busy_.store(!waiting_.empty(), std::memory_order_release);
-      changed_.wait(lock, my_turn);
+      while (!stopping_ && !IsMyTurn()) changed_.Wait(lock);
     }
     if (stopping_) break;
-    if (!my_turn()) {
-      lock.unlock();
+    if (!IsMyTurn()) {
+      lock.Unlock();
       const Result<bool> done = last_->Done();
       if (!done.ok()) broken_(done.status());
       if (!done.ok() || done.value()) last_.reset();
-      lock.lock();
+      lock.Lock();
       continue;
     }
     DeviceOutcome outcome;
     outcome.task = std::move(waiting_.begin()->second);
     waiting_.erase(waiting_.begin());
     next_turn_ += outcome.task.parts.size();
-    lock.unlock();
+    lock.Unlock();
     Result<DeviceEvent> event = Run(outcome.task);
     outcome.status = event.status();
     if (event.ok()) outcome.done = std::move(event).value();
     report_(std::move(outcome));
-    lock.lock();
+    lock.Lock();
   }
-  lock.unlock();
+  lock.Unlock();
   last_.reset();
   if (group_ == nullptr) return;
   if (buffer_ != nullptr) {

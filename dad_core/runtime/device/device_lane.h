@@ -12,12 +12,10 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 #include <thread>
@@ -29,6 +27,7 @@
 #include "runtime/device/device_packer.h"
 #include "runtime/request_state.h"
 #include "transport/device_collectives.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -79,6 +78,7 @@ class DeviceLane {
 
  private:
   void Loop();
+  bool IsMyTurn() const REQUIRES(mutex_);
   Status Prepare();
   Result<DeviceEvent> Run(const DeviceTask& task);
   Status AllReduce(std::span<const DeviceTask::Part* const> parts, bool some_absent);
@@ -101,11 +101,11 @@ class DeviceLane {
   const Report report_;
   const Broken broken_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::map<uint64_t, DeviceTask> waiting_;  // by turn
-  uint64_t next_turn_ = 0;
-  bool stopping_ = false;
+  Mutex mutex_;
+  Condition changed_;
+  std::map<uint64_t, DeviceTask> waiting_ GUARDED_BY(mutex_);  // by turn
+  uint64_t next_turn_ GUARDED_BY(mutex_) = 0;
+  bool stopping_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> busy_{false};
 
   // The thread's.

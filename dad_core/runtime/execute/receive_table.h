@@ -4,10 +4,10 @@
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <span>
 #include <tuple>
 
+#include "util/mutex.h"
 #include "wire/message.h"
 
 namespace dad {
@@ -15,14 +15,14 @@ namespace dad {
 class ReceiveTable {
  public:
   void Offer(int peer, uint16_t lane, uint64_t batch, int round, std::span<std::byte> memory) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     offers_[{peer, lane, batch, round}] = memory;
   }
 
   // Null if nothing was offered for this message. An offer serves once.
   std::byte* Take(int peer, const MessageHeader& header) {
     if (header.kind != MessageKind::kData || header.round == 0) return nullptr;
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     auto found = offers_.find({peer, header.lane, header.batch, header.round});
     if (found == offers_.end() || found->second.size() != header.payload_bytes) return nullptr;
     std::byte* memory = found->second.data();
@@ -32,19 +32,19 @@ class ReceiveTable {
 
   // False: a message is being written there, or has been; it is delivered in any case.
   bool TakeBack(int peer, uint16_t lane, uint64_t batch, int round) {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return offers_.erase({peer, lane, batch, round}) > 0;
   }
 
   void Clear() {
-    std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     offers_.clear();
   }
 
  private:
   using Key = std::tuple<int, uint16_t, uint64_t, int>;
-  std::mutex mutex_;
-  std::map<Key, std::span<std::byte>> offers_;  // guarded by mutex_
+  Mutex mutex_;
+  std::map<Key, std::span<std::byte>> offers_ GUARDED_BY(mutex_);
 };
 
 }  // namespace dad

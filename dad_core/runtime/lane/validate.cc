@@ -1,13 +1,13 @@
 #include "runtime/lane/validate.h"
 
 #include <algorithm>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <unordered_set>
 
 #include "dad/views.h"
 #include "exchange/exchange.h"
+#include "util/mutex.h"
 
 namespace dad {
 namespace {
@@ -133,12 +133,12 @@ Status CheckDevices(const Request& request) {
 class AcceptedMethods {
  public:
   bool Contains(const std::string& key) {
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     return keys_.contains(key);
   }
   void Add(const std::string& key) {
     constexpr size_t kMost = 1 << 16;
-    const std::lock_guard lock(mutex_);
+    MutexLock lock(mutex_);
     if (keys_.size() >= kMost) keys_.clear();
     keys_.insert(key);
   }
@@ -155,8 +155,8 @@ class AcceptedMethods {
   }
 
  private:
-  std::mutex mutex_;
-  std::unordered_set<std::string> keys_;
+  Mutex mutex_;
+  std::unordered_set<std::string> keys_ GUARDED_BY(mutex_);
 };
 
 AcceptedMethods& TheAcceptedMethods() {

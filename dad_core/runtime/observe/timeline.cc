@@ -68,7 +68,7 @@ std::string Args(const RequestState& request) {
 }  // namespace
 
 Status Timeline::Start(const std::string& path, bool mark_cycles) {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_ >= 0) return Status::InvalidArgument("a timeline is being written already");
   file_ = open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
   if (file_ < 0) {
@@ -94,7 +94,7 @@ Status Timeline::Start(const std::string& path, bool mark_cycles) {
 }
 
 Status Timeline::Stop() {
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   on_ = false;
   if (file_ < 0) return Status::Ok();
   Flush();
@@ -107,11 +107,13 @@ void Timeline::Started(const RequestState& request) {
   if (!on_) return;
   const std::string what =
       request.negotiated ? "NEGOTIATE_" + Upper(Name(request.meta.kind)) : "WAIT_FOR_BATCH";
+  MutexLock lock(mutex_);
   Write(request, what, request.submitted, request.started, Args(request));
 }
 
 void Timeline::Round(const std::vector<BatchPart>& parts, const BatchRound& round) {
   if (!on_) return;
+  MutexLock lock(mutex_);
   std::string arrived;
   for (const auto& [rank, at] : round.arrived) {
     arrived += Format("%s\"%d\":%lld", arrived.empty() ? "" : ",", rank,
@@ -137,7 +139,7 @@ void Timeline::Recalled(const Recall& recall, Clock::time_point at) {
   };
   std::string ranks;
   for (int rank : recall.ranks) ranks += (ranks.empty() ? "" : ",") + std::to_string(rank);
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_ < 0) return;
   Append(
       Format("{\"name\":\"RECALL\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d,\"args\":"
@@ -148,12 +150,13 @@ void Timeline::Recalled(const Recall& recall, Clock::time_point at) {
 
 void Timeline::Finished(const RequestState& request) {
   if (!on_ || request.started == Clock::time_point()) return;
+  MutexLock lock(mutex_);
   Write(request, Upper(Name(request.meta.kind)), request.started, Clock::now(), Args(request));
 }
 
 void Timeline::Cycle() {
   if (!on_) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_ < 0 || !mark_cycles_) return;
   Append(Format("{\"name\":\"CYCLE_START\",\"ph\":\"i\",\"s\":\"g\",\"ts\":%lld,\"pid\":%d}",
                 static_cast<long long>(Micros(Clock::now())), rank_ * kTracksPerRank));
@@ -161,20 +164,19 @@ void Timeline::Cycle() {
 
 std::optional<Timeline::Clock::time_point> Timeline::NextFlush() {
   if (!on_) return std::nullopt;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (pending_.empty()) return std::nullopt;
   return pending_since_ + kFlushAfter;
 }
 
 void Timeline::FlushIfDue(Clock::time_point now) {
   if (!on_) return;
-  std::lock_guard lock(mutex_);
+  MutexLock lock(mutex_);
   if (file_ >= 0 && !pending_.empty() && now >= pending_since_ + kFlushAfter) Flush();
 }
 
 void Timeline::Write(const RequestState& request, const std::string& what, Clock::time_point from,
                      Clock::time_point to, const std::string& args) {
-  std::lock_guard lock(mutex_);
   if (file_ < 0 || from < zero_) return;
   const int track = TrackOf(request);
   Append(Format(

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_map>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "dad/status.h"
+#include "util/mutex.h"
 
 namespace dad {
 
@@ -67,24 +67,24 @@ class Timeline {
 
  private:
   void Write(const RequestState& request, const std::string& what, Clock::time_point from,
-             Clock::time_point to, const std::string& args);
-  int64_t Micros(Clock::time_point at) const;
-  int TrackOf(const RequestState& request);
-  void Append(const std::string& event);
-  void Flush();
+             Clock::time_point to, const std::string& args) REQUIRES(mutex_);
+  int64_t Micros(Clock::time_point at) const REQUIRES(mutex_);
+  int TrackOf(const RequestState& request) REQUIRES(mutex_);
+  void Append(const std::string& event) REQUIRES(mutex_);
+  void Flush() REQUIRES(mutex_);
 
   const int rank_;
   int64_t offset_us_ = 0;
   std::atomic<bool> on_{false};
-  std::mutex mutex_;  // guards all below
-  int file_ = -1;
-  int64_t end_ = 0;      // where the closing bracket is
-  std::string pending_;  // whole events that are not in the file yet
-  Clock::time_point pending_since_;
-  bool failed_ = false;
-  bool mark_cycles_ = false;
-  Clock::time_point zero_;
-  std::unordered_map<std::string, int> tracks_;  // by Horovod's names
+  Mutex mutex_;
+  int file_ GUARDED_BY(mutex_) = -1;
+  int64_t end_ GUARDED_BY(mutex_) = 0;      // where the closing bracket is
+  std::string pending_ GUARDED_BY(mutex_);  // whole events that are not in the file yet
+  Clock::time_point pending_since_ GUARDED_BY(mutex_);
+  bool failed_ GUARDED_BY(mutex_) = false;
+  bool mark_cycles_ GUARDED_BY(mutex_) = false;
+  Clock::time_point zero_ GUARDED_BY(mutex_);
+  std::unordered_map<std::string, int> tracks_ GUARDED_BY(mutex_);  // by Horovod's names
 };
 
 }  // namespace dad
