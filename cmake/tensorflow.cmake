@@ -50,10 +50,9 @@ if(EXISTS ${tensorflow_root}/python/platform/build_info.py)
     REGEX "'is_cuda_build', True")
 endif()
 if(tensorflow_cuda)
-  # The parts under the kernels again: libdad_tensorflow shows none of its own.
-  add_library(dad_tensorflow_gpu SHARED ${tensorflow_gpu_sources}
-    tf_ops/kernels/call.cc tf_ops/kernels/completion.cc tf_ops/kernels/tensor_adapter.cc)
-  target_link_libraries(dad_tensorflow_gpu PRIVATE dad_core ${tensorflow_framework})
+  # What is under the kernels, with its counters, is in libdad_tensorflow, and once in a process.
+  add_library(dad_tensorflow_gpu SHARED ${tensorflow_gpu_sources})
+  target_link_libraries(dad_tensorflow_gpu PRIVATE dad_tensorflow dad_core ${tensorflow_framework})
   message(STATUS "dad: TensorFlow has CUDA; kernels for DEVICE_GPU are built")
 elseif(DAD_TESTS)
   add_library(dad_tensorflow_gpu OBJECT ${tensorflow_gpu_sources})

@@ -1,10 +1,12 @@
 #include "dad/method.h"
 
+#include <algorithm>
 #include <charconv>
 #include <iterator>
-#include <mutex>
 #include <unordered_map>
 #include <utility>
+
+#include "util/mutex.h"
 
 namespace dad {
 namespace {
@@ -90,9 +92,9 @@ struct Method::Parsed {
 Method::Method(const std::string& text) {
   // A job has a few texts per layer. The bound is for texts that other ranks send.
   constexpr size_t kMost = 1 << 16;
-  static auto* const mutex = new std::mutex;
+  static auto* const mutex = new Mutex;
   static auto* const known = new std::unordered_map<std::string, std::shared_ptr<const Parsed>>;
-  const std::lock_guard lock(*mutex);
+  MutexLock lock(*mutex);
   if (const auto found = known->find(text); found != known->end()) {
     parsed_ = found->second;
     return;
@@ -131,6 +133,13 @@ Result<int64_t> Method::Integer(std::string_view key, int64_t otherwise) const {
     return Wrong(name(), std::string(key) + "=" + text + " is not an integer");
   }
   return value;
+}
+
+std::string Method::FirstUnknown(std::span<const std::string_view> known) const {
+  for (const auto& [name, value] : parsed_->options) {
+    if (std::find(known.begin(), known.end(), name) == known.end()) return name;
+  }
+  return "";
 }
 
 Result<double> Method::Real(std::string_view key, double otherwise) const {

@@ -14,6 +14,7 @@
 
 #include "dad/device.h"
 #include "dad/engine.h"
+#include "dad/export.h"
 #include "dad/request.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
@@ -26,7 +27,7 @@ namespace dad_tensorflow {
 // A run of a graph, as dad::Request::step has it.
 uint64_t StepOf(const tensorflow::OpKernelContext* context);
 
-class Call : public std::enable_shared_from_this<Call> {
+class DAD_EXPORT Call : public std::enable_shared_from_this<Call> {
  public:
   Call(tensorflow::OpKernelContext* context, tensorflow::AsyncOpKernel::DoneCallback done);
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "absl/status/status.h"
+#include "dad/export.h"
 #include "dad/status.h"
 #include "dad/tensor_view.h"
 #include "tensorflow/core/framework/allocator.h"
@@ -10,18 +11,19 @@
 
 namespace dad_tensorflow {
 
-dad::Result<dad::DType> ToDType(tensorflow::DataType type);
-tensorflow::DataType ToDataType(dad::DType dtype);
+// Exported: the kernels for GPUs are in a library of their own.
+DAD_EXPORT dad::Result<dad::DType> ToDType(tensorflow::DataType type);
+DAD_EXPORT tensorflow::DataType ToDataType(dad::DType dtype);
 
 // The tensor must live as long as the view, and its type be one of ours.
-dad::TensorView ViewOf(const tensorflow::Tensor& tensor);
+DAD_EXPORT dad::TensorView ViewOf(const tensorflow::Tensor& tensor);
 
 // Uninitialised memory. Safe on the worker thread, and needs no kernel context: that may be gone.
-dad::Result<tensorflow::Tensor> Allocate(tensorflow::Allocator* allocator, dad::DType dtype,
-                                         const dad::Shape& shape);
+DAD_EXPORT dad::Result<tensorflow::Tensor> Allocate(tensorflow::Allocator* allocator,
+                                                    dad::DType dtype, const dad::Shape& shape);
 
 // Misuse: INVALID_ARGUMENT; ranks disagree: FAILED_PRECONDITION; a rank is lost: UNKNOWN, for which
 // scripts that were written for Horovod look.
-absl::Status ToTensorFlow(const dad::Status& status);
+DAD_EXPORT absl::Status ToTensorFlow(const dad::Status& status);
 
 }  // namespace dad_tensorflow

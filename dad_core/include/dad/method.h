@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -56,6 +57,8 @@ class DAD_EXPORT Method {
   Result<int64_t> Integer(std::string_view key, int64_t otherwise) const;
   Result<double> Real(std::string_view key, double otherwise) const;
   const std::vector<LayerShape>& layers() const;
+  // The first option that is not among these; empty: there is none.
+  std::string FirstUnknown(std::span<const std::string_view> known) const;
 
   bool operator==(const Method& other) const;
 
