@@ -1,5 +1,5 @@
-// The C face of libdad_cuda.so: puts a kernel of kernel_list.h on a stream. Returns a cudaError_t of
-// the launch; the kernel's own errors come out when the stream is asked. Nothing waits here.
+// The C face of libdad_cuda.so: puts a kernel of kernel_list.h on a stream. Returns a cudaError_t
+// of the launch; the kernel's own errors come out when the stream is asked. Nothing waits here.
 #include <cuda_runtime_api.h>
 
 #include "codec/cuda/kernel_list.h"
