@@ -40,11 +40,12 @@ chaos: setup  ## faults at random times, and what must hold after them; CHAOS_SE
 fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
 	@scripts/fuzz.sh
 
-lint:  ## clang-format and ruff, changing nothing
+lint:  ## clang-format, ruff and mypy, changing nothing
 	@scripts/setup.sh packages venv
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@$(VENV)/bin/ruff check $(PYTHON_FILES)
 	@$(VENV)/bin/ruff format --check $(PYTHON_FILES)
+	@$(VENV)/bin/mypy
 
 tidy:  ## what locks guard, checked by clang-tidy, if that is there: some minutes
 	@scripts/tidy.sh

@@ -277,7 +277,7 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
     if ext_base_name == "torch":
         import torch
 
-        return torch.cuda.is_available()
+        return bool(torch.cuda.is_available())
     if ext_base_name == "tensorflow":
         import tensorflow as tf
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def pool_statistics(
     """
     mine = {name: [np.asarray(part, np.float64) for part in parts] for name, parts in layers.items()}
     data = to_bytes({"rank": process_set.rank(), "layers": mine})
-    gathered = _core.gather_bytes("average_batch_norm", data, process_set.process_set_id)
+    gathered = _core.gather_bytes("average_batch_norm", data, process_set.id)
     ranks = [from_bytes(one) for one in gathered]
     _require_same_layers(ranks)
     pooled = {}
@@ -37,7 +38,7 @@ def pool_statistics(
     return pooled
 
 
-def _require_same_layers(ranks: list[dict]) -> None:
+def _require_same_layers(ranks: list[dict[str, Any]]) -> None:
     first, *others = ranks
     for other in others:
         for name in {**first["layers"], **other["layers"]}:

@@ -17,10 +17,11 @@ class ProcessSet:
     """
 
     def __init__(self, ranks: Iterable[int] | Any) -> None:
-        self.mpi_comm = ranks if hasattr(ranks, "Get_size") else None
-        if self.mpi_comm is not None:
-            ranks = self.mpi_comm.allgather(_world_in_mpi().Get_rank())
+        communicator: Any = ranks if hasattr(ranks, "Get_size") else None
+        if communicator is not None:
+            ranks = communicator.allgather(_world_in_mpi().Get_rank())
         ranks = sorted(ranks)
+        self.mpi_comm = communicator
         if any(isinstance(rank, bool) or not isinstance(rank, int) for rank in ranks):
             raise ValueError(f"a ProcessSet is made of ranks, which are integers; got {ranks}")
         if len(set(ranks)) != len(ranks):
@@ -28,6 +29,21 @@ class ProcessSet:
         self.process_set_id: int | None = None
         self.ranks: list[int] = ranks
         self.why_gone = ""  # where it had an id in an earlier round of an elastic job
+
+    @property
+    def id(self) -> int:
+        """Its id. ValueError while it has none."""
+        if self.process_set_id is None:
+            raise ValueError(f"{self} was not given to init() or add_process_set(), or has been removed")
+        return self.process_set_id
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """rank() and size(). ValueError while it has no id."""
+        rank, size = self.rank(), self.size()
+        if rank is None or size is None:
+            raise ValueError(f"{self} was not given to init() or add_process_set(), or has been removed")
+        return rank, size
 
     def size(self) -> int | None:
         """How many ranks are in it; None while it has no id."""
@@ -92,7 +108,7 @@ def ranks_of_all(process_sets: Sequence[ProcessSet]) -> list[list[int]]:
     """
     all_ranks = []
     for process_set in process_sets:
-        parts = [process_set.ranks]
+        parts = [tuple(process_set.ranks)]
         if process_set.mpi_comm is not None:
             parts = sorted({tuple(ranks) for ranks in _world_in_mpi().allgather(process_set.ranks)})
         all_ranks += [list(ranks) for ranks in parts]

@@ -470,7 +470,7 @@ def _named(spec: str, name: str) -> type[Method]:
 def _option_types(method: type[Method]) -> dict[str, Any]:
     """By name, in the order in which they may be given."""
     annotations = typing.get_type_hints(method)
-    fields = sorted(dataclasses.fields(method), key=lambda field: field.kw_only)
+    fields = sorted(dataclasses.fields(method), key=lambda field: bool(field.kw_only))
     return {field.name: annotations[field.name] for field in fields}
 
 

@@ -193,8 +193,8 @@ def _tensors(lines: Sequence[Line], plan: Iterable[Line], samples: Sequence[Line
             + _number(slowest, f"{slowest:.3g} ms {late}")
             + f'<td class="text why">{_text(row.get("why", ""))}</td></tr>'
         )
-    heads = ("tensor", "method", "sent", "per step", "predicted", "ratio", "effective", "over time")
-    heads += ("worst step", "why")
+    heads = ["tensor", "method", "sent", "per step", "predicted", "ratio", "effective", "over time"]
+    heads += ["worst step", "why"]
     return (
         "<h2>Tensors</h2>\n<p class='soft'>Bytes sent by all ranks; those per step by rank 0."
         " Effective is the rank of what was applied (rank_dad), or the part of the elements that was"

@@ -59,8 +59,8 @@ class Circle:
 
 def circle_of(process_set: ProcessSet) -> Circle:
     hosts = _core.hosts() if process_set.process_set_id == 0 else []
-    ranks = tuple(process_set.ranks)
-    return Circle(process_set.size(), process_set.rank(), as_hosts(hosts), ranks)
+    rank, size = process_set.place
+    return Circle(size, rank, as_hosts(hosts), tuple(process_set.ranks))
 
 
 def as_hosts(hosts: Sequence[Sequence[int]]) -> Hosts:

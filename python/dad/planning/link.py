@@ -36,8 +36,9 @@ def measure_costs(
     rates = _GUESSED_RATES
     if measures_rates:
         mine = json.dumps([_link_rate(process_set), product_rate(multiply)]).encode()
-        all_ranks = map(json.loads, _core.gather_bytes("rates", mine, process_set.process_set_id))
-        rates = map(min, zip(*all_ranks, strict=True))
+        all_ranks = map(json.loads, _core.gather_bytes("rates", mine, process_set.id))
+        links, products = zip(*all_ranks, strict=True)
+        rates = min(links), min(products)
     link, product = rates
     circle = circle_of(process_set)
     return Costs(
@@ -52,10 +53,11 @@ def measure_costs(
 def _link_rate(process_set: ProcessSet) -> float:
     """Bytes per second that a rank, or a host, sends while all do: of a large sum less a small one."""
     size = circle_of(process_set).size
-    few, many = (
-        _best_of_three(lambda n=n: _core.reduce_zeros(f"link_probe.{n}", n, process_set.process_set_id))
-        for n in (1, _PROBE_BYTES // 4)
-    )
+
+    def probe(count: int) -> float:
+        return _best_of_three(lambda: _core.reduce_zeros(f"link_probe.{count}", count, process_set.id))
+
+    few, many = probe(1), probe(_PROBE_BYTES // 4)
     return 2 * (size - 1) / size * _PROBE_BYTES / max(many - few, 1e-6)
 
 

@@ -28,18 +28,18 @@ _ROWS_SLACK = 1.25
 
 def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
     layers = [_with_fitting_bias(layer, {other.name: other for other in layers}) for layer in layers]
-    budgets = {layer.method.budget for layer in layers if isinstance(layer.method, _methods.Auto)} - {None}
+    autos = {layer.name: layer.method for layer in layers if isinstance(layer.method, _methods.Auto)}
+    budgets = {method.budget for method in autos.values() if method.budget is not None}
     for most_rank in _AUTO_RANKS:
         plan = _plan_with_rank(layers, costs, most_rank)
-        autos = {layer.name for layer in layers if isinstance(layer.method, _methods.Auto)}
-        spent = sum(choice.num_bytes for choice in plan.choices if autos.intersection(choice.layers))
+        spent = sum(choice.num_bytes for choice in plan.choices if not autos.keys().isdisjoint(choice.layers))
         if not budgets or spent <= min(budgets):
             return plan
     over = f"; over the budget of {min(budgets)} bytes: {spent:.0f} are the least"
     return replace(
         plan,
         choices=[
-            replace(choice, why=choice.why + over) if autos.intersection(choice.layers) else choice
+            replace(choice, why=choice.why + over) if not autos.keys().isdisjoint(choice.layers) else choice
             for choice in plan.choices
         ],
     )
@@ -49,7 +49,7 @@ def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
     """A bias that is used elsewhere too, or that is to go another way, does not ride with its weight."""
     bias = by_name.get(layer.bias) if layer.bias is not None else None
     rides = bias is not None and bias.method == layer.method and isinstance(layer.method, _BY_FACTORS)
-    fits = rides and not any(s.dense for s in bias.seen)
+    fits = rides and bias is not None and not any(s.dense for s in bias.seen)
     if layer.bias is None or fits:
         return layer
     return replace(layer, seen=tuple(replace(s, bias=None) for s in layer.seen))
@@ -179,10 +179,10 @@ def _cut(run: list[Layer], costs: Costs) -> list[Choice]:
 
 def _chain(run: list[Layer], costs: Costs) -> Choice:
     """A chain that sends the top layer's D. A layer above the lowest may pass D on only."""
-    exact = isinstance(run[0].method, _methods.Exact)
+    method = run[0].method
     peers = costs.factor_copies
     rows = max(layer.rows for layer in run)
-    wire = "fp32" if exact else run[0].method.wire
+    wire = method.wire if isinstance(method, _methods.Dad) else "fp32"
     bits = max(layer.row_bits(wire) for layer in run)
     passes = []
     num_bytes = peers * rows * run[-1].out * bits / 8

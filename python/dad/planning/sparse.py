@@ -35,8 +35,10 @@ def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
     if num_bytes >= dense_bytes:
         why = f"its sparse form would take {num_bytes:.0f} bytes, dense takes {dense_bytes:.0f}"
         return dense_choice(layer, costs, why, fallback=True)
-    by_variance = isinstance(method, _VARIANCE)
-    form, source, flops = _variance(layer, method) if by_variance else ("", "", 0.0)
+    by_variance = isinstance(method, _methods.Vgc | _methods.VgcStrom)
+    form, source, flops = "", "", 0.0
+    if isinstance(method, _methods.Vgc | _methods.VgcStrom):
+        form, source, flops = _variance(layer, method)
     why = source if layer.used else "not used yet"
     if flops:
         why += f": {flops / 1e6:.2f} Mflop more, {1e3 * flops / costs.flops_per_second:.2f} ms"
@@ -116,7 +118,7 @@ def _chunks_bytes(method: _methods.ChunkTopK, count: int) -> float:
     """Of a share: its head with count, Rice's k and levels, and for each chunk a scale and elements."""
     chunks, last = divmod(count, method.chunk)
     sizes = [(chunks, method.chunk), (1, last)]
-    head = _SHARE_HEAD + 2 + 2 * 2 ** (method.bits - 1)
+    head = float(_SHARE_HEAD + 2 + 2 * 2 ** (method.bits - 1))
     elements = 0.0
     for number, size in sizes:
         sent = min(method.k, size)
@@ -195,4 +197,4 @@ def _tensor_bytes(method: Sparse, count: int, element_bytes: int) -> float:
 def rice_bits(part: float) -> float:
     """Of a gap in Rice code, where this part of all elements is sent, anywhere."""
     gap = 1.0 / part - 1.0
-    return min(k + 1 + gap / 2**k for k in range(32))
+    return min(k + 1 + gap / float(2**k) for k in range(32))

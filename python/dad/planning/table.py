@@ -49,7 +49,7 @@ def plan_rows(
     why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
     since a tensor took its present method counts: warm-up steps are no part of the plan."""
     share = 2 * (size - 1) / size
-    places = {}
+    places: dict[str, tuple[planner.Choice, int]] = {}
     for choice in choices:
         for i, (name, bias) in enumerate(zip(choice.layers, choice.biases, strict=True)):
             if not choice.passes[i]:
@@ -58,11 +58,11 @@ def plan_rows(
                     places[bias] = (choice, -1)
     rows = []
     for slot in slots:
-        choice, place = places.get(slot.name, (None, 0))
-        if choice is None or not slot.planned:
-            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name, {})))
-        else:
+        if slot.name in places and slot.planned:
+            choice, place = places[slot.name]
             rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0], {})))
+        else:
+            rows.append(_unplanned_row(slot, share, why, measured.get(slot.name, {})))
     return rows
 
 

@@ -141,7 +141,8 @@ def _by_one_number(rows: list[Row]) -> list[list[Row]]:
     place = max(range(len(numbers[0])), key=lambda i: len({of_row[i] for of_row in numbers}))
     groups: dict[Any, list[Row]] = collections.defaultdict(list)
     for row, of_row in zip(rows, numbers, strict=True):
-        groups[(*of_row[:place], *of_row[place + 1 :])].append(row)
+        others = (*of_row[:place], *of_row[place + 1 :])
+        groups[others].append(row)
     return list(groups.values())
 
 
@@ -220,7 +221,8 @@ def _measured_total(rows: Sequence[Row]) -> float | None:
     """Only if everything that is sent has been measured."""
     if any(row["measured_bytes"] is None and row["predicted_bytes"] for row in rows):
         return None
-    return _sum(rows, "measured_bytes", empty=None)
+    total: float | None = _sum(rows, "measured_bytes", empty=None)
+    return total
 
 
 def _sum(rows: Iterable[Row], column: str, empty: Any = 0) -> Any:

@@ -133,9 +133,9 @@ def _kernels() -> tuple[bool, str]:
         return False, f"kernels: {error}; {rebuild_command()}"
     version = library.dad_cuda_version()
     text = f"kernels: compiled by CUDA {version // 1000}.{version % 1000 // 10}"
-    if error := library.dad_cuda_check():
+    if code := library.dad_cuda_check():
         remedy = f"install one for CUDA {version // 1000}, or with an older nvcc in PATH {rebuild_command()}"
-        return False, f"{text} do not run with this driver (CUDA error {error}); {remedy}"
+        return False, f"{text} do not run with this driver (CUDA error {code}); {remedy}"
     return True, text
 
 

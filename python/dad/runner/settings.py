@@ -80,7 +80,7 @@ def _level(value: Any) -> str:
     return str(value).upper()
 
 
-def _file(value: Any) -> str:
+def _file(value: str) -> str:
     """Of a file that is written at the end, when it is too late to say so."""
     folder = os.path.dirname(value) or "."
     if not os.path.isdir(folder) or os.path.isdir(value):
@@ -88,7 +88,7 @@ def _file(value: Any) -> str:
     return value
 
 
-def _method(value: Any) -> str:
+def _method(value: str) -> str:
     parse(value)
     return value
 
@@ -98,7 +98,7 @@ def _local_steps(value: Any) -> str:
     return str(value)
 
 
-def _outer(value: Any) -> str:
+def _outer(value: str) -> str:
     Outer.parse(value)
     return value
 

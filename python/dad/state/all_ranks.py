@@ -22,9 +22,8 @@ class AllRanks:
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         self._is_alone = not _core.is_initialized() or not process_set.included() or process_set.size() == 1
-        self._id = process_set.process_set_id
-        self.size = 1 if self._is_alone else process_set.size()
-        self.rank = 0 if self._is_alone else process_set.rank()
+        self._id = process_set.id
+        self.rank, self.size = (0, 1) if self._is_alone else process_set.place
 
     @property
     def is_first(self) -> bool:

@@ -7,9 +7,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from dad.planning.circle import Place
 from dad.planning.planner import Choice, Plan
 from dad.planning.ranks import Ranks
-from dad.state.states import Place, Tensors, keeps, keeps_gradients, layout, shares, state
+from dad.state.kept import Tensors
+from dad.state.states import keeps, keeps_gradients, layout, shares, state
 
 
 class Holder(Protocol):

@@ -28,7 +28,9 @@ def to_bytes(saved: dict[str, Any]) -> bytes:
 
     text = json.dumps(plain(saved)).encode()
     file = io.BytesIO()
-    np.savez(file, **{_TEXT: np.frombuffer(text, np.uint8)}, **{str(i): a for i, a in enumerate(arrays)})
+    named: dict[str, Any] = {_TEXT: np.frombuffer(text, np.uint8)}
+    named |= {str(i): array for i, array in enumerate(arrays)}
+    np.savez(file, **named)
     return file.getvalue()
 
 
@@ -44,7 +46,8 @@ def from_bytes(data: bytes) -> dict[str, Any]:
                 return arrays[str(value["array"])]
             return {key: full(part) for key, part in value["dict"].items()}
 
-        return full(json.loads(arrays[_TEXT].tobytes()))
+        saved: dict[str, Any] = full(json.loads(arrays[_TEXT].tobytes()))
+        return saved
 
 
 def of_all_ranks(states: Sequence[bytes]) -> bytes:

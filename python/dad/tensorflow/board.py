@@ -199,7 +199,8 @@ class Board:
         pairs = list(self._places)
         for i in range(count):
             place, of_bias, value = buffer[3 * i : 3 * i + 3]
-            name = pairs[place][1 if of_bias else 0]
+            weight, bias = pairs[place]
+            name = bias if of_bias and bias is not None else weight
             self._session.tell(name, Outcome.of(value), [self.tensors[name]])
 
     # Replicas are compared in the background: begun in one step, and ended in the next.

@@ -47,7 +47,7 @@ class DeltaOptimizer:
         exchange = self._dad_agreement.name
         self._dad_replicas.begin(
             exchange,
-            lambda: Replica.of(dense(self._dad_named), hyperparameters(self)),  # type: ignore[arg-type]
+            lambda: Replica.of(dense(self._dad_named), hyperparameters(self)),
         )
         trained = [(name, param) for name, param in self._dad_named if param.requires_grad]
         starts = [param.detach().clone() for _, param in trained]
@@ -95,5 +95,5 @@ class DeltaOptimizer:
         slots = [
             Slot(param, name, compressor(self._dad_compression, name), 1) for name, param in self._dad_named
         ]
-        size = self._dad_process_set.size()
+        size = len(self._dad_process_set.ranks)
         return plan_rows(slots, [], size, "Adasum combines dense changes", _core.stats()["tensors"])

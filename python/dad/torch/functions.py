@@ -101,7 +101,7 @@ def broadcast_optimizer_state(
     if not is_root:
         optimizer.load_state_dict(state)
     elif keeps:
-        optimizer._dad.doubt()  # type: ignore[attr-defined]
+        optimizer._dad.doubt()
 
 
 def _to_bytes(obj: Any) -> torch.Tensor:

@@ -454,8 +454,8 @@ class GradientSync:
         if not unit.is_in_flight():
             return
         begin = time.perf_counter()
-        weighs = self._weight is not None and not unit.is_lossy
-        outcome = unit.finish(self._weight.all_samples() if weighs else None)
+        weight = None if unit.is_lossy else self._weight
+        outcome = unit.finish(weight.all_samples() if weight is not None else None)
         self.waited_seconds += time.perf_counter() - begin
         if outcome is not None:
             self._session.tell(unit.name, outcome, unit.slots)

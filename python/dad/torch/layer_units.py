@@ -33,9 +33,10 @@ _Part = tuple[torch.Tensor | None, torch.Tensor | None]
 class Unit(ABC):
     """What all kinds have."""
 
-    def __init__(self, slots: Sequence[Slot], choice: Choice | None = None) -> None:
+    choice: Choice | None = None  # of the plan; None without one
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
         self.slots = list(slots)
-        self.choice = choice
         self.missing = 0
         self.handle: int | None = None
         self.was_sent = False
@@ -101,7 +102,8 @@ class DenseUnit(Unit):
     """Gradients that are sent as they are, or cast."""
 
     def __init__(self, slots: Sequence[Slot], choice: Choice | None = None) -> None:
-        super().__init__(slots, choice)
+        super().__init__(slots)
+        self.choice = choice
         self._sent: list[tuple[Slot, Any]] = []  # with the context of its compressor
         self._sparse: list[tuple[Slot, Callable[[], torch.Tensor]]] = []
 
@@ -141,7 +143,7 @@ class DenseUnit(Unit):
             op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=terms.process_set.process_set_id,
+            process_set=terms.process_set.id,
             stream=terms.stream,
             uncompressed_bytes=uncompressed_bytes,
         )
@@ -177,6 +179,12 @@ class DenseUnit(Unit):
 class QuantisedUnit(Unit):
     """One tensor that is quantised as it is."""
 
+    choice: Choice
+
+    def __init__(self, slots: Sequence[Slot], choice: Choice) -> None:
+        super().__init__(slots)
+        self.choice = choice
+
     def _send(self, terms: Terms) -> None:
         (slot,) = self.slots
         slot.return_kept(terms.kept_factor)
@@ -196,7 +204,7 @@ class QuantisedUnit(Unit):
             op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=terms.process_set.process_set_id,
+            process_set=terms.process_set.id,
             stream=terms.stream,
             method=self.choice.text,
             scale=share,
@@ -209,8 +217,11 @@ class QuantisedUnit(Unit):
 class LayerUnit(Unit):
     """One layer, or a chain of them, by a method that takes factors, or parts that came formed."""
 
+    choice: Choice
+
     def __init__(self, choice: Choice, weights: list[Slot], biases: list[Slot | None]) -> None:
-        super().__init__([*weights, *(bias for bias in biases if bias is not None)], choice)
+        super().__init__([*weights, *(bias for bias in biases if bias is not None)])
+        self.choice = choice
         self.weights = weights
         self.biases = biases
         # A layer that only hands D down has its own gradient sent by another unit.
@@ -246,12 +257,12 @@ class LayerUnit(Unit):
                 (_memory_like(weight), _memory_like(bias) if bias is not None else None)
                 for weight, bias in zip(self.weights, self.biases, strict=True)
             ]
-        for i, (weight, bias) in enumerate(self._through):
+        for i, ((weight, bias), own_bias) in enumerate(zip(self._through, self.biases, strict=True)):
             # The lowest has no layer below that it would hand D to; then only h is found with it.
             if i > 0 or not _FROM_INPUT.isdisjoint(self._marks[i]):
                 weight.copy_(self.weights[i].param.detach())
-            if bias is not None:
-                bias.copy_(self.biases[i].param.detach())
+            if bias is not None and own_bias is not None:
+                bias.copy_(own_bias.param.detach())
 
     def _send(self, terms: Terms) -> None:
         # A layer that hands D down is in two units; the segments are the chain's.
@@ -313,7 +324,7 @@ class LayerUnit(Unit):
             op=terms.op,
             prescale=before,
             postscale=after,
-            process_set=terms.process_set.process_set_id,
+            process_set=terms.process_set.id,
             stream=terms.stream,
             scale=share if self.is_lossy else terms.count,
             replan=replan,

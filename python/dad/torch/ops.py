@@ -65,7 +65,7 @@ def _submit(
     prescale: float,
     postscale: float,
     process_set: int,
-    *rows: list[int],
+    splits: Sequence[int] = (),
 ) -> int:
     key = (process_set, kind, name or "")
     earlier = _in_flight.get(key)
@@ -79,7 +79,17 @@ def _submit(
         _ended(earlier)
     _all_tensors(tensors)
     handle = _torch.submit(
-        kind, tensors, grouped, in_place, name or "", op, root_rank, prescale, postscale, process_set, *rows
+        kind,
+        tensors,
+        grouped=grouped,
+        in_place=in_place,
+        name=name or "",
+        op=op,
+        root_rank=root_rank,
+        prescale=prescale,
+        postscale=postscale,
+        process_set=process_set,
+        splits=splits,
     )
     if name:
         _in_flight[key] = handle

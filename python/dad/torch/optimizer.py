@@ -292,7 +292,7 @@ def DistributedOptimizer(
         named_parameters = model.named_parameters()
     named_parameters = None if named_parameters is None else list(named_parameters)
     set_id(process_set)  # that there is such a set
-    active = process_set.included() and (process_set.size() > 1 or _elastic())
+    active = process_set.included() and (len(process_set.ranks) > 1 or _elastic())
 
     if op == Adasum and size() > 1:
         wrapped = _with_base(DeltaOptimizer, optimizer)
@@ -348,7 +348,7 @@ def _with_base(base: type, optimizer: torch.optim.Optimizer) -> Any:
     hooks. Nothing is constructed anew, so optimizers with any constructor work."""
     cls = type(optimizer)
     members = {"__module__": cls.__module__, "__reduce_ex__": _refuse_to_copy}
-    wrapped = object.__new__(type(cls.__name__, (base, cls), members))
+    wrapped: Any = object.__new__(type(cls.__name__, (base, cls), members))
     # A scheduler may have put a bound step() into the optimizer itself; it would bypass ours.
     wrapped.__dict__.update({key: value for key, value in vars(optimizer).items() if key != "step"})
     return wrapped

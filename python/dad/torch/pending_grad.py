@@ -22,7 +22,7 @@ def watch(param: torch.Tensor, before_access: Callable[[], None]) -> None:
     """Calls before_access() once, before .grad is next read, assigned or deleted."""
     cls = type(param)
     if not issubclass(cls, _Pending):
-        param.__class__ = _pending_class(cls)
+        param.__class__ = _pending_class(cls)  # type: ignore[arg-type]
     _callbacks[id(param)] = before_access
 
 
@@ -46,7 +46,7 @@ class _Pending:
 
 
 @functools.cache
-def _pending_class(cls: type) -> type:
+def _pending_class(cls: Any) -> Any:
     # Dynamo must not trace the callback. With a graph break it is called when the compiled code runs.
     @torch.compiler.disable
     def get(param: torch.Tensor) -> torch.Tensor | None:

@@ -93,7 +93,7 @@ class _Normalize(torch.autograd.Function):
         mean, variance = mean.to(wide.dtype), variance.to(wide.dtype)
         scale = (variance + eps).rsqrt()
         output = (wide - _per_channel(mean, wide)) * _per_channel(scale, wide)
-        if weight is not None:
+        if weight is not None and bias is not None:
             output = output * _per_channel(weight.to(wide.dtype), wide)
             output = output + _per_channel(bias.to(wide.dtype), wide)
         ctx.save_for_backward(input, weight, mean, scale, count)

@@ -257,7 +257,7 @@ class Driver:
             return  # the job is about to end; or it is not, and then a new round tells
         limit = self.settings.max_np
         num_living = sum(worker.state is not State.LEAVING for worker in self.workers.values())
-        fresh = []
+        fresh: list[Seat] = []
         for seat in self._book.seats(now):
             if limit is not None and num_living + len(fresh) >= limit:
                 break

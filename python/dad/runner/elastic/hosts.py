@@ -86,4 +86,4 @@ class HostBook:
         if self._cooldown is None:
             return float("inf")
         shortest, longest = self._cooldown
-        return min(longest, shortest * 2 ** (times - 1) * (1 + self._chance.random() / 2))
+        return min(longest, shortest * 2.0 ** (times - 1) * (1 + self._chance.random() / 2))
