@@ -9,8 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from dad._keras.elastic import ModelState, VariablesHandler
+from dad.elastic.handlers import Handler
+from dad.elastic.residuals import Saved
 from dad.elastic.run import run, run_fn
 from dad.elastic.state import HandledState, ObjectState, State
+from dad.tensorflow.gradients import carry_for_tapes, kept_by_tapes
 
 __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "run", "run_fn"]
 
@@ -31,6 +34,28 @@ class _SessionHandler(VariablesHandler):
             variable.load(saved, self._session)
 
 
+class _TapesHandler(Handler):
+    """What a DistributedGradientTape by a lossy method keeps: tapes are made anew in each step, and continue
+    one another's state."""
+
+    can_carry = True
+
+    def __init__(self) -> None:
+        super().__init__(None)
+
+    def capture(self) -> None:
+        """Nothing is the same on all ranks."""
+
+    def apply(self, snapshot: None) -> None:
+        pass
+
+    def kept(self) -> Saved | None:
+        return kept_by_tapes()
+
+    def carry(self, saved: Saved) -> None:
+        carry_for_tapes(saved)
+
+
 class TensorFlowState(HandledState):
     """The state of a training with TensorFlow, as a list of variables.
 
@@ -49,7 +74,7 @@ class TensorFlowState(HandledState):
             session = tf.compat.v1.get_default_session()
         self.session = session
         handler = _SessionHandler(own, session) if session else VariablesHandler(own, lambda: own)
-        super().__init__({"variables": handler}, **kwargs)
+        super().__init__({"variables": handler, "_tapes": _TapesHandler()}, **kwargs)
 
 
 class TensorFlowKerasState(ModelState):

@@ -380,6 +380,8 @@ class GradientReducer:
             self.compression, self.op, scales, self.process_set, stream, self.method_name, described
         )
         exchange.saved, self._saved = self._saved, None
+        if self.stream == TAPE_STREAM and _carried_for_tapes and exchange.saved is None:
+            exchange.saved = _carried_for_tapes.pop()
         if is_plan_shown() and self.process_set.rank() == 0:
             exchange.board.on_measured = lambda exposed_ms: show_plan(self._plan_of(exchange), exposed_ms)
         return exchange
@@ -503,6 +505,24 @@ def _all_or_none(gradients: list[Any]) -> list[Any]:
 
 
 _of_tapes: dict[Any, MethodExchange] = {}
+_carried_for_tapes: list[dict[str, Any]] = []  # of an elastic job: for the first one that there will be
+
+
+def kept_by_tapes() -> dict[str, Any] | None:
+    """What the exchange of tapes keeps in this rank, if there is one by methods and not several."""
+    exchanges = [one for one in _of_tapes.values() if one.board.tensors]
+    if len(exchanges) == 1:
+        return exchanges[0].saved or exchanges[0].board.save()
+    return _carried_for_tapes[0] if _carried_for_tapes else None
+
+
+def carry_for_tapes(saved: dict[str, Any]) -> None:
+    """Goes on with that in a new round of an elastic job."""
+    exchanges = [one for one in _of_tapes.values() if one.board.tensors]
+    if len(exchanges) == 1:
+        exchanges[0].board.load(saved)
+    else:
+        _carried_for_tapes[:] = [saved]
 
 
 def refuse_adasum(op: int) -> None:

@@ -10,8 +10,9 @@ pytest.importorskip("tensorflow")
 QUIET = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def test_a_peer_lost_in_a_function_or_eagerly_is_an_error_that_run_handles():
-    plan = {"steps": 9, "die": {"a:1": ["graph", 3], "b:0": ["eager", 6]}}
+def test_a_peer_lost_in_a_function_or_eagerly_is_an_error_that_run_handles(tmp_path):
+    """And nothing that tapes keep is lost but what died."""
+    plan = {"steps": 9, "folder": str(tmp_path), "die": {"a:1": ["graph", 3], "b:0": ["eager", 6]}}
     slots = ["a:0", "a:1", "b:0", "b:1"]
     with Launcher(python("tensorflow_worker.py", json.dumps(plan)), slots, **QUIET) as launcher:
         exits = launcher.wait(timeout=280)
