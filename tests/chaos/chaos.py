@@ -190,7 +190,10 @@ def run(this, seconds, calm_loss, keep_output=False):
     job = Job(this.method, this.is_elastic)
     try:
         code = job.wait(this.at * seconds)
-        planted = code is None and plant(job, this)
+        planted = False
+        while code is None and not planted:  # the rank may not be there yet
+            planted = plant(job, this)
+            code = job.wait(0.05)
         told_to_end = planted and this.fault in ("ctrl-c", "kill launcher")
         code = job.wait(END_SECONDS if told_to_end else JOB_SECONDS)
         wrong = check(job, this, planted, code, calm_loss)
