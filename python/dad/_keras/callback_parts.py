@@ -61,6 +61,9 @@ class BroadcastVariables:
         # Some optimizers count a model's weights among their own.
         variables += [v for v in _variables_of(self.model.optimizer) if id(v) not in known]
         self._dad_framework().broadcast_variables(variables, self.root_rank)
+        optimizer = getattr(self.model.optimizer, "inner_optimizer", self.model.optimizer)
+        if hasattr(getattr(optimizer, "_dad", None), "begin_anew"):  # local steps begin with these weights
+            optimizer._dad.begin_anew()
         self.broadcast_done = True
 
 

@@ -8,17 +8,24 @@ from typing import Any
 
 import dad.tensorflow as collectives
 from dad._keras.settings import Settings
+from dad._lib import _core
 from dad.tensorflow import replicas
 from dad.tensorflow.compression import Compression, resolve
 from dad.tensorflow.gradients import GradientReducer, is_active, new_stream, variable_name
+from dad.tensorflow.local_part import BatchCounter, TensorFlowPart, around
+from dad.tensorflow.ops import resource
 
 __all__ = [
+    "BatchCounter",
     "Compression",
+    "around",
     "broadcast_variables",
     "collectives",
     "expect",
     "is_active",
+    "joins",
     "loaded",
+    "make_part",
     "make_reducer",
     "resolve",
     "track_state",
@@ -49,6 +56,25 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
 def expect(variables: Iterable[Any]) -> None:
     """These belong to what is trained: ranks should have them in common."""
     replicas.expect((variable_name(variable, i), variable) for i, variable in enumerate(variables))
+
+
+def joins() -> int:
+    """How many joins all ranks have come to."""
+    return _core.joins()
+
+
+def make_part(variables: Sequence[Any], compression: Any, reducer: Any) -> TensorFlowPart:
+    """A fragment of local steps."""
+    replicas.left_out.trains(resource(variable) for variable in variables)
+    process_set = reducer.process_set
+    return TensorFlowPart(
+        variables,
+        compression,
+        reducer.name,
+        new_stream(process_set),
+        process_set,
+        lambda: reducer.settings_of_optimizer(),
+    )
 
 
 def loaded(optimizer: Any) -> None:

@@ -29,21 +29,27 @@ from dad.process_sets import ProcessSet
 from dad.state.left_out import LeftOut
 from dad.state.replicas import CURES_OF_VARIABLES, Replica, ReplicaCheck
 from dad.state.state_bytes import for_rank, to_bytes
+from dad.state.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
+from dad.torch.local_part import TorchPart
 from dad.torch.naming import describe
 from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
 from dad.torch.replicas import dense as memory_of_each
 from dad.torch.slots import Slot
 
 __all__ = [
+    "BatchCounter",
     "Compression",
+    "around",
     "broadcast_variables",
     "collectives",
     "expect",
     "is_active",
+    "joins",
     "loaded",
+    "make_part",
     "make_reducer",
     "resolve",
     "track_state",
@@ -356,8 +362,7 @@ class MethodReducer(GradientReducer):
         are for those of the variables."""
         if not isinstance(self.compression, _methods.PerLayer):
             return self.compression
-        front = glob.escape(self.name)
-        return _methods.PerLayer({f"{front}/{key}": one for key, one in self.compression.methods.items()})
+        return by_wire_name(self.compression, self.name)
 
     def _load_into(self, sync: GradientSync) -> None:
         if self._saved is not None:
@@ -402,6 +407,68 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
         why = f"not by {method.spec()}: Keras adds gradients up over several steps"
         return GradientReducer(replace(settings, compression=Compression.none), name, why, method)
     return MethodReducer(settings, name)
+
+
+def by_wire_name(compression: _methods.PerLayer, name: str) -> _methods.PerLayer:
+    """Its globs are for names that begin with that of the optimizer."""
+    front = glob.escape(name)
+    return _methods.PerLayer({f"{front}/{key}": one for key, one in compression.methods.items()})
+
+
+class LocalPart(TorchPart):
+    """A fragment of local steps."""
+
+    def __init__(self, variables: Sequence[Any], compression: Any, reducer: Any) -> None:
+        paths = [f"{reducer.name}/{variable.path}" for variable in variables]
+        named = [(path, variable.value) for path, variable in zip(paths, variables, strict=True)]
+        if isinstance(compression, _methods.PerLayer):
+            compression = by_wire_name(compression, reducer.name)
+        super().__init__(named, compression, reducer.process_set, None)
+        self.sync.hyperparameters = lambda: reducer.settings_of_optimizer()
+        self.sync.replicas.cures = CURES_OF_VARIABLES
+
+    def load(self, saved: dict[str, Any]) -> None:
+        # The same model may have other names in this process.
+        super().load(under_names(saved, self.sync.tensors()))
+
+
+def joins() -> int:
+    """How many joins all ranks have come to."""
+    return _core.joins()
+
+
+def make_part(variables: Sequence[Any], compression: Any, reducer: Any) -> LocalPart:
+    left_out.trains(variables)
+    return LocalPart(variables, compression, reducer)
+
+
+class BatchCounter:
+    """Counts batches and their samples."""
+
+    def __init__(self) -> None:
+        self._sums = (0, 0)
+
+    def count(self, outputs: torch.Tensor) -> None:
+        """outputs: of a batch, one row for each sample."""
+        self._sums = self._sums[0] + 1, self._sums[1] + outputs.shape[0]
+
+    def take(self) -> tuple[int, int]:
+        """How many batches, and samples, there were since the last call."""
+        sums, self._sums = self._sums, (0, 0)
+        return sums
+
+
+def around(
+    begin: Callable[[], None],
+    apply: Callable[[], Any],
+    done: Callable[[], None],
+    variables: Sequence[Any],
+) -> Any:
+    """A step of local steps, with what comes before and after it."""
+    begin()
+    result = apply()
+    done()
+    return result
 
 
 def track_state(optimizer: Any) -> None:

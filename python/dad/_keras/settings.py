@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dad.basics import Average
+from dad.local_steps.settings import LocalSteps
 from dad.process_sets import ProcessSet, global_process_set
 
 
@@ -24,6 +25,7 @@ class Settings:
     process_set: ProcessSet = global_process_set
     scale_local_gradients: bool = True
     model: Any = None
+    local: LocalSteps = LocalSteps()
 
     def common_options(self) -> dict[str, Any]:
         """What ranks must have in common beside what a reducer of gradients is given."""

@@ -56,6 +56,7 @@ from dad.keras.values import (
     broadcast_variables,
     reducescatter,
 )
+from dad.local_steps.outer import Outer
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 
 Compression = _framework().Compression

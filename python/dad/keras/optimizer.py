@@ -11,12 +11,17 @@ from typing import Any
 import keras
 
 from dad._keras.hyperparameters import keras_settings
+from dad._keras.local_rounds import LocalReducer
 from dad._keras.settings import Settings
 from dad.arguments import gradient_groups, require_model, weights_of
 from dad.basics import Average, Sum
 from dad.keras import patches
 from dad.keras.compressor_state import SavedState
 from dad.keras.framework import framework
+from dad.local_steps.methods import require_average
+from dad.local_steps.outer import Outer
+from dad.local_steps.settings import DEFAULTS
+from dad.local_steps.settings import resolve as resolve_local_steps
 from dad.methods.momentum import require_plain_optimizer
 from dad.process_sets import ProcessSet, global_process_set
 
@@ -45,7 +50,10 @@ class DistributedMixin:
         if reducer is None:
             name = self._dad_settings.name or f"Distributed{type(self).__name__}"
             accumulates = bool(self.gradient_accumulation_steps)  # type: ignore[attr-defined]
-            reducer = framework().make_reducer(self._dad_settings, name, accumulates)
+            if self._dad_settings.local.is_on:
+                reducer = LocalReducer(self._dad_settings, name, self)
+            else:
+                reducer = framework().make_reducer(self._dad_settings, name, accumulates)
             reducer.settings_of_optimizer = keras_settings(self)
             # Past Keras' own __setattr__, which would track it.
             object.__setattr__(self, "_dad_reducer", reducer)
@@ -75,7 +83,17 @@ class DistributedMixin:
         """One row per tensor: what is sent for it, and why; what CompressionReport() prints."""
         return self._dad.plan()
 
+    def end_round(self) -> None:
+        """With local steps: exchanges what ranks have not exchanged yet, so that all have the same weights.
+        Call it on all ranks before the model is evaluated or saved."""
+        if self._dad_settings.local.is_on:
+            self._dad.end_round()
+
     def apply(self, grads: Any, trainable_variables: Any = None) -> Any:
+        if self._dad_settings.local.is_on:
+            variables = self._trainable_variables if trainable_variables is None else trainable_variables
+            apply = super().apply  # type: ignore[misc]
+            return self._dad.step(list(variables), lambda: apply(grads, trainable_variables))
         if not self._dad_is_reduced and not self.gradient_accumulation_steps:  # type: ignore[attr-defined]
             variables = self._trainable_variables if trainable_variables is None else trainable_variables
             if trainable_variables is not None:
@@ -92,8 +110,9 @@ class DistributedMixin:
             object.__setattr__(self, "_dad_variables", None)
 
     def _clip_gradients(self, grads: Any) -> Any:
+        local = self._dad_settings.local.is_on
         if self._dad_variables is not None:
-            if not self._dad_is_reduced:
+            if not self._dad_is_reduced and not local:
                 grads = self._dad(grads, self._dad_variables)
             settings = self._dad_settings
             if settings.backward_passes_per_step > 1 and not settings.average_aggregated_gradients:
@@ -116,6 +135,9 @@ def _or_legacy(wrap: Callable[..., Any]) -> Callable[..., Any]:
         legacy_keras = sys.modules.get("tf_keras")
         if legacy_keras is None or not isinstance(optimizer, _legacy_classes(legacy_keras)):
             return wrap(optimizer, *args, **kwargs)
+        local = {option: kwargs.pop(option) for option in DEFAULTS if option in kwargs}
+        if resolve_local_steps(**local).is_on:
+            raise ValueError("local steps need an optimizer of Keras 3; this one is of tf_keras")
         from dad.tensorflow.keras import legacy
 
         return getattr(legacy, wrap.__name__)(optimizer, *args, **kwargs)
@@ -146,6 +168,10 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     *,
     model: Any = None,
+    local_steps: int | str = 1,
+    outer: Outer | None = None,
+    fragments: int = 1,
+    delay: int = 0,
 ) -> Any:
     """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
     before it applies them. It is saved as what it was: a model can be loaded without dad, or by load_model().
@@ -160,6 +186,12 @@ def DistributedOptimizer(
     model: what is trained; gradients of other variables are an error then. None: whatever comes. It is needed
         only for what is otherwise found too late: factors where Keras runs eagerly, and on the torch backend
         the first step, which else goes dense (the model has to be built).
+    local_steps: ranks take that many steps by themselves before they average the changes of their weights; or
+        a time such as "5s" (docs/local_steps.md). The default, with that of the next three, can be changed
+        from outside: dadrun --local-steps, --outer, --fragments, --delay.
+    outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as it is.
+    fragments: the model is exchanged in so many parts in turn, while training goes on.
+    delay: 1: the result of an exchange is applied when the next one begins.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not an optimizer of Keras 3")
@@ -170,6 +202,9 @@ def DistributedOptimizer(
     groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups, "variables", stacklevel=4)
     if backward_passes_per_step <= 0:
         raise ValueError("backward_passes_per_step must be > 0")
+    local = resolve_local_steps(local_steps, outer, fragments, delay)
+    if local.is_on:
+        require_average(op)
     settings = Settings(
         name,
         device_dense,
@@ -184,8 +219,9 @@ def DistributedOptimizer(
         process_set,
         scale_local_gradients,
         require_model(model),
+        local,
     )
-    require_plain_optimizer(settings.compression, optimizer)
+    require_plain_optimizer(settings.compression, optimizer, local.is_on)
     patches.install()
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:  # LossScaleOptimizer

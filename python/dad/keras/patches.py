@@ -6,6 +6,7 @@
   that all ranks decide alike. It is what a user has in hand where Keras has put it around ours: plan() works
   on it, too.
 - All that a model was made to train should be the same on all ranks, also what its optimizer does not get.
+- A model tells an optimizer with local steps how many samples a batch has.
 - Callbacks: MetricAverageCallback comes first, so that others see averages; only rank 0 shows progress.
 """
 
@@ -28,6 +29,7 @@ def install() -> None:
         _installed = True
         _patch_jit()
         _patch_loss_scale()
+        _patch_trainer()
         _patch_callback_list()
 
 
@@ -59,6 +61,10 @@ def _patch_loss_scale() -> None:
         if not isinstance(inner, DistributedMixin) or inner._dad_is_reduced:
             return original(self, grads, trainable_variables)
         variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)
+        if inner._dad_settings.local.is_on:
+            # A step that this rank leaves out counts as one.
+            given = None if trainable_variables is None else variables
+            return inner._dad.around_scaled(variables, lambda: original(self, grads, given))
         scale = self.dynamic_scale if self.built else self.initial_scale
         _core.expect_overflows()
         grads = inner._dad(list(grads), variables, loss_scale=scale)
@@ -75,6 +81,65 @@ def _patch_loss_scale() -> None:
 
     cls.apply = apply
     cls.plan = plan
+
+
+def _patch_trainer() -> None:
+    """Local steps: rounds go on between two calls of what trains, and count the batches in it."""
+    from keras.src.trainers.trainer import Trainer
+
+    compute = Trainer.compute_loss
+
+    @functools.wraps(compute)
+    def compute_loss(
+        self: Any,
+        x: Any = None,
+        y: Any = None,
+        y_pred: Any = None,
+        sample_weight: Any = None,
+        training: bool = True,
+    ) -> Any:
+        reducer = _local_reducer(self) if training else None
+        if reducer is not None:
+            reducer.sees(self, y_pred)
+        return compute(self, x, y, y_pred, sample_weight, training)
+
+    Trainer.compute_loss = compute_loss
+    if keras.backend.backend() != "tensorflow":
+        return
+    from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+
+    make = TensorFlowTrainer.make_train_function
+
+    @functools.wraps(make)
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        made = make(self, force)
+        function = self.train_function
+        if function is None or hasattr(function, "_dad_local") or _local_reducer(self) is None:
+            return made
+
+        @functools.wraps(function)
+        def train(*args: Any) -> Any:
+            reducer = _local_reducer(self)
+            if reducer is None:
+                return function(*args)
+            return reducer.run(self, lambda: function(*args))
+
+        train._dad_local = True  # type: ignore[attr-defined]
+        self.train_function = train
+        return train
+
+    TensorFlowTrainer.make_train_function = make_train_function
+
+
+def _local_reducer(model: Any) -> Any:
+    """Of a model whose optimizer has local steps."""
+    from dad.keras.optimizer import is_distributed
+
+    optimizer = getattr(model, "optimizer", None)
+    if not is_distributed(optimizer):
+        return None
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    return inner._dad if inner._dad_settings.local.is_on else None
 
 
 def _patch_callback_list() -> None:

@@ -24,6 +24,11 @@ _HEARTBEAT_SECONDS = 20.0
 
 
 class Clock(ABC):
+    all_end_round = True  # whether all ranks have called end_round()
+
+    def begin_round(self) -> None:  # noqa: B027
+        """After a round that was ended by a call."""
+
     def begin_step(self, turn: int) -> None:  # noqa: B027  there may be nothing to do
         """Before a step."""
 
@@ -31,8 +36,11 @@ class Clock(ABC):
     def is_over(self, turn: int, steps: int) -> bool:
         """After a step, the `steps`-th of the round; whether the turn ends with it."""
 
-    def end_turn(self, turn: int) -> None:  # noqa: B027
-        """This rank ends the turn now, whatever the others do."""
+    def end_turn(self, turn: int, ends_round: bool) -> None:  # noqa: B027
+        """This rank ends the turn as soon as the others are there. ends_round: it has called end_round()."""
+
+    def forget(self) -> None:  # noqa: B027
+        """What is on its way is lost with the engine."""
 
     def first_step(self, turn: int) -> int:
         """How many steps of a round are over when a turn begins; for a rank that comes new."""
@@ -63,6 +71,7 @@ class TimeClock(Clock):
         self._time: Any = None  # the gather that tells whether the time is up
         self._ready: Any = None
         self._is_up = False
+        self.all_end_round = False
 
     def begin_step(self, turn: int) -> None:
         self._step_began = time.monotonic()
@@ -114,11 +123,21 @@ class TimeClock(Clock):
                 self._listen()
 
     def _end(self) -> None:
-        self._timekeeper = min(json.loads(one)[0] for one in self._ready.wait())
+        answers = [json.loads(one) for one in self._ready.wait()]
+        self._timekeeper = min(rank for rank, _ in answers)
+        self.all_end_round = all(ends_round for _, ends_round in answers)
         self._began = self._time = self._ready = None
         self._is_up = False
 
-    def end_turn(self, turn: int) -> None:
+    def begin_round(self) -> None:
+        self.all_end_round = False
+
+    def forget(self) -> None:
+        self._began = self._time = self._ready = None
+        self._timekeeper = 0
+        self._is_up = False
+
+    def end_turn(self, turn: int, ends_round: bool) -> None:
         if self._began is None:
             self.begin_step(turn)  # others may have begun it
         while not self._is_up:
@@ -127,5 +146,5 @@ class TimeClock(Clock):
             self._time.wait()
             self._look(time.monotonic())
         if self._ready is None:
-            self._ready = self._gather("ready", False)
+            self._ready = self._gather("ready", ends_round)
         self._end()

@@ -80,6 +80,7 @@ class Fragment:
         self.samples_sent = 0.0  # of all that this rank has seen
         self.samples_unit: float | None = None  # the same on all ranks
         self._factor = 0.0  # of a sample unit in the exchange that is in flight
+        self._seen = 0.0  # `samples_sent` when it has arrived
         self._outer = outer
         self._blends = blends
 
@@ -89,7 +90,7 @@ class Fragment:
 
     def send(self, seen: float, size: int, goes_on: bool) -> None:
         """seen: samples of this rank in all. goes_on: it trains while this is in flight."""
-        samples, self.samples_sent = seen - self.samples_sent, seen
+        samples, self._seen = seen - self.samples_sent, seen
         self.part.send_samples(samples)
         if self.samples_unit is None:
             self.samples_unit = max(self.part.receive_samples() / size, 1.0)
@@ -112,14 +113,20 @@ class Fragment:
         except BaseException:
             self.anchor = self.start
             raise
-        factor = self._factor / samples if samples else 0.0
+        self.samples_sent = self._seen
+        if not samples:
+            self.arrived = []  # nobody has taken a step
+            return
+        factor = self._factor / samples
         self.samples_unit = max(samples / size, 1.0)
         self.arrived = mean if factor == 1 else [m * factor for m in mean]
 
     def merge(self, goes_on: bool) -> None:
         """goes_on: this rank has trained since it sent."""
         mean, self.arrived = self.arrived, None
-        new, self.momentum = self._outer.step(self.start or (), mean or (), self.momentum)
+        new = list(self.start or ())
+        if mean:
+            new, self.momentum = self._outer.step(new, mean, self.momentum)
         if not goes_on:
             own = new
         elif self._blends:
@@ -185,11 +192,12 @@ class Rounds:
         """This rank has had a batch."""
         self.samples += samples
 
-    def step_done(self) -> bool:
-        """After the weights have changed; whether a turn has ended."""
-        self.steps += 1
+    def step_done(self, steps: int = 1) -> bool:
+        """After the weights have changed; whether a turn has ended. steps: more than one where a graph makes
+        several in a run."""
+        self.steps += steps
         if self.samples == self._samples_before_step:
-            self.samples += 1  # nobody told how many there were
+            self.samples += steps  # nobody told how many there were
         self._samples_before_step = self.samples
         if not self.clock.is_over(self.turn, self.steps):
             return False
@@ -248,6 +256,7 @@ class Rounds:
         if alone:
             rest = not self.is_between
         else:
+            self._meet_in_time()
             name, mine = f"local_steps.{self._name}.end", b"" if self.is_between else b"1"
             rest = any(_core.gather_bytes(name, mine, self._process_set.process_set_id))
         if not rest:
@@ -257,7 +266,8 @@ class Rounds:
         places = range(self.turn, self.turn + len(self.fragments))
         order = [self.fragments[place % len(self.fragments)] for place in places]
         for fragment in order:
-            self.clock.end_turn(self.turn)
+            if alone:
+                self.clock.end_turn(self.turn, ends_round=False)
             while fragment in self._in_flight:
                 self._merge_oldest()
             fragment.begin()
@@ -270,10 +280,21 @@ class Rounds:
         self._next_round()
         return True
 
+    def _meet_in_time(self) -> None:
+        """By the clock some ranks come to the end of a turn while others have called end_round() already:
+        these take part in the turns of the others until all have called it."""
+        while not self.clock.all_end_round:
+            for fragment in self.fragments:
+                fragment.begin()
+            self.clock.end_turn(self.turn, ends_round=True)
+            self._end_turn()
+        self.clock.begin_round()
+
     def _agree(self) -> None:
         """Ranks that come new into a job, or have loaded something else, take the common weights and the
         place in the round from the one that has made the most rounds."""
         if self._agreed_at is not None and self._agreed_at[0] != self._epoch()[0]:
+            self.clock.forget()
             for fragment in self._in_flight:
                 fragment.abandon()
             self._in_flight = [fragment for fragment in self._in_flight if fragment.arrived is not None]

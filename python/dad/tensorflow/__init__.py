@@ -45,6 +45,7 @@ from dad.errors import (
     MismatchError,
     ReplicaError,
 )
+from dad.local_steps.outer import Outer
 from dad.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from dad.tensorflow.compression import Compression
 from dad.tensorflow.factors.eager_capture import capture

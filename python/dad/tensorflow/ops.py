@@ -14,6 +14,7 @@ import tensorflow as tf
 from dad._lib import _core
 from dad.arguments import reduce_op, set_id
 from dad.basics import Adasum, Average, Sum
+from dad.local_steps.joining import prepare_join
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import Compression, compressor
@@ -526,6 +527,8 @@ def _reducescatter_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
 def join() -> tf.Tensor:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join."""
+    if is_eager():
+        prepare_join()
     return lib.dad_join(user_waits=is_eager())
 
 

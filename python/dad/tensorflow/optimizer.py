@@ -8,6 +8,8 @@ import tensorflow as tf
 
 from dad.arguments import gradient_groups, require_model
 from dad.basics import Adasum, Average
+from dad.local_steps.outer import Outer
+from dad.local_steps.settings import resolve as resolve_local_steps
 from dad.methods.momentum import require_plain_optimizer
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow.gradients import GradientReducer, new_stream
@@ -33,6 +35,10 @@ def DistributedOptimizer(
     scale_local_gradients: bool = True,
     *,
     model: Any = None,
+    local_steps: int | str = 1,
+    outer: Outer | None = None,
+    fragments: int = 1,
+    delay: int = 0,
 ) -> Any:
     """The optimizer, on gradients that are reduced over the ranks before it uses them.
 
@@ -47,6 +53,7 @@ def DistributedOptimizer(
     scale_local_gradients: divides the gradients of local variables by the number of ranks.
     model: what is trained; gradients of other variables are an error then. With an optimizer of Keras,
         factors of its layers are found where Keras runs eagerly, too.
+    local_steps, outer, fragments, delay: with an optimizer of Keras, as in dad.keras.DistributedOptimizer.
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from dad.tensorflow.keras import DistributedOptimizer as KerasOptimizer
@@ -67,7 +74,13 @@ def DistributedOptimizer(
             process_set=process_set,
             scale_local_gradients=scale_local_gradients,
             model=model,
+            local_steps=local_steps,
+            outer=outer,
+            fragments=fragments,
+            delay=delay,
         )
+    if resolve_local_steps(local_steps, outer, fragments, delay).is_on:
+        raise ValueError("local steps need an optimizer of Keras 3; this one is of tf.compat.v1.train")
     if op == Adasum and average_aggregated_gradients:
         raise ValueError("op=Adasum does not work with average_aggregated_gradients=True")
     groups = gradient_groups(op, gradient_predivide_factor, num_groups, groups)

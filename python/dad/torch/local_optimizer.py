@@ -14,6 +14,7 @@ import torch
 
 from dad.basics import num_inits, rank
 from dad.local_steps.fragments import split
+from dad.local_steps.joining import before_join
 from dad.local_steps.methods import for_changes
 from dad.local_steps.rounds import Rounds
 from dad.local_steps.saved import pack, unpack
@@ -205,6 +206,15 @@ class LocalOptimizer:
             }
         return state
 
+    def shared_state_dict(self) -> dict[str, Any]:
+        """For elastic jobs: without what is this rank's own. Whoever loads it begins with the weights that
+        all ranks had when the round began."""
+        state = super().state_dict()  # type: ignore[misc]
+        if self._dad is not None:
+            common, _ = self._dad.rounds.save()
+            state["dad"] = {"rank": -1, "common": to_tensor(common)}
+        return state
+
     def load_state_dict(self, state_dict: dict[str, Any], *args: Any, **kwargs: Any) -> None:
         """Takes this rank's own state, saved by the rank of the same number."""
         saved = state_dict.get("dad")
@@ -226,11 +236,13 @@ class LocalOptimizer:
             )
             self._dad.begin_anew()
             return
-        mine = saved["rank"] == self._dad.process_set.rank()
+        mine = saved["rank"] >= 0 and saved["rank"] == self._dad.process_set.rank()
         own = from_tensor(saved["own"]) if mine and "own" in saved else None
         self._dad.rounds.load(common, own)
-        for part, one in zip(self._dad.parts, unpack(saved["fragments"]), strict=True):
-            part.load(one)
+        if "fragments" in saved:
+            for part, one in zip(self._dad.parts, unpack(saved["fragments"]), strict=True):
+                part.load(one)
+        self._dad.doubt()
 
     def plan(self) -> list[dict[str, Any]]:
         """One row per tensor: what is sent for it in a round, and why."""
@@ -247,4 +259,4 @@ def end_rounds_before_join() -> None:
         optimizer._dad.rounds.end_round(alone=True)
 
 
-ops.before_join.append(end_rounds_before_join)
+before_join(end_rounds_before_join)

@@ -16,6 +16,7 @@ import torch
 from dad._lib import _core
 from dad.arguments import reduce_op, scatter_op, set_id
 from dad.basics import Average, Sum
+from dad.local_steps.joining import prepare_join
 from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import graph_ops  # noqa: F401  registers shapes and gradients
 from dad.torch._load import _torch
@@ -568,14 +569,10 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     return output
 
 
-before_join: list[Callable[[], None]] = []  # what else this rank has to say
-
-
 def join(device: int = -1) -> int:
     """This rank has no more data: until all ranks have joined it takes part in the others' collectives
     with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
-    for prepare in before_join:
-        prepare()
+    prepare_join()
     _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
     return last_rank
 

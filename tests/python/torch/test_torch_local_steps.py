@@ -467,3 +467,23 @@ def check_ranks_with_other_options_are_told_so():
     optimizer = wrapped(model, local_steps=4 if hvd().rank() == 1 else 2)
     with pytest.raises(hvd().MismatchError, match="local_steps 2 on ranks 0, 2, 4 on rank 1"):
         train(model, optimizer, 0)
+
+
+def check_an_elastic_state_goes_back_to_the_beginning_of_the_round():
+    import dad.torch.elastic as elastic
+
+    model = model_of()
+    optimizer = wrapped(model, local_steps=4, outer=hvd().Outer(), compression="int8")
+    state = elastic.TorchState(model=model, optimizer=optimizer)
+    for step in range(4):
+        train(model, optimizer, step)
+    common = weights(model)
+    for step in range(4, 6):
+        train(model, optimizer, step)
+    state.save()
+    train(model, optimizer, 6)
+    state.restore()
+    assert all(torch.equal(a, b) for a, b in zip(common, weights(model), strict=True))
+    for step in range(4, 12):
+        train(model, optimizer, step)
+    assert same_bits_everywhere(model)

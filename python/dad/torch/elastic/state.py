@@ -15,6 +15,7 @@ from dad.elastic.state import HandledState
 from dad.process_sets import global_process_set
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.elastic.sampler import ElasticSampler
+from dad.torch.local_optimizer import LocalOptimizer
 from dad.torch.optimizer import GradientOptimizer
 
 
@@ -39,6 +40,8 @@ class OptimizerStateHandler(_TensorsHandler):
     with local steps it begins a round."""
 
     def capture(self) -> Any:
+        if isinstance(self.value, LocalOptimizer):
+            return copy.deepcopy(self.value.shared_state_dict())
         state = self._base().state_dict()
         return copy.deepcopy({key: value for key, value in state.items() if key != "dad"})
 
