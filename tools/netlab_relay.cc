@@ -1,12 +1,13 @@
-// The switch of a lab with delay (tools/netlab): makes a TAP device "eth0" in each
-// network namespace named, and carries Ethernet frames between them.
+// The switch of a lab with delay, jitter or loss (tools/netlab): makes a TAP device "eth0" in
+// each network namespace named, and carries Ethernet frames between them.
 //
-//   netlab_relay RATE_BITS DELAY_US NAMESPACE...       RATE_BITS 0: no limit
+//   netlab_relay RATE_BITS DELAY_US JITTER_US LOSS_PPM NAMESPACE...       RATE_BITS 0: no limit
 //
-// A port is a line of the given rate towards its host, with a queue of 50 ms: a frame
-// leaves when those before it have, reaches the host DELAY_US later, and is dropped if the
-// queue is full. What a host sends is shaped by its own kernel. Prints "ready" and runs
-// until it is killed; the devices vanish with it.
+// A port is a line of the given rate towards its host, with a queue of 50 ms: a frame leaves
+// when those before it have, reaches the host DELAY_US ± JITTER_US later, though never before
+// one that left earlier, and is dropped if the queue is full. LOSS_PPM of a million frames are
+// lost after they have left, each for itself. What a host sends is shaped by its own kernel.
+// Prints "ready" and runs until it is killed; the devices vanish with it.
 #include <fcntl.h>
 #include <linux/if.h>
 #include <linux/if_tun.h>
@@ -26,6 +27,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <random>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +65,7 @@ struct Frame {
 struct Port {
   int fd = -1;
   Time line_free;  // when the last frame in the queue has left
+  Time last_due;
   std::deque<Frame> queue;
   size_t queued_bytes = 0;
 };
@@ -72,8 +75,9 @@ struct Port {
   std::exit(1);
 }
 
-// Makes eth0 in a namespace; this process stays in that namespace.
-int OpenTap(const std::string& name) {
+// Makes eth0 in a namespace; this process stays in that namespace. Segments that are `unsplit`
+// stand for many packets, which could only be lost together.
+int OpenTap(const std::string& name, bool unsplit) {
   const std::string path = "/run/netns/" + name;
   const int ns = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (ns < 0 || setns(ns, CLONE_NEWNET) != 0) Die(path);
@@ -84,7 +88,8 @@ int OpenTap(const std::string& name) {
   request.ifr_flags = IFF_TAP | IFF_NO_PI | IFF_VNET_HDR;
   std::strcpy(request.ifr_name, "eth0");
   if (ioctl(fd, TUNSETIFF, &request) != 0) Die("TUNSETIFF in " + name);
-  if (ioctl(fd, TUNSETOFFLOAD, TUN_F_CSUM | TUN_F_TSO4) != 0) Die("TUNSETOFFLOAD in " + name);
+  const unsigned offload = TUN_F_CSUM | (unsplit ? TUN_F_TSO4 : 0);
+  if (ioctl(fd, TUNSETOFFLOAD, offload) != 0) Die("TUNSETOFFLOAD in " + name);
   return fd;
 }
 
@@ -100,10 +105,16 @@ int64_t WireBytes(const std::vector<char>& frame) {
   return bytes;
 }
 
+struct Line {
+  int64_t rate_bits = 0;
+  microseconds delay{0};
+  microseconds jitter{0};
+  int64_t loss_ppm = 0;
+};
+
 class Relay {
  public:
-  Relay(int64_t rate_bits, microseconds delay, std::vector<Port> ports)
-      : rate_bits_(rate_bits), delay_(delay), ports_(std::move(ports)) {}
+  Relay(const Line& line, std::vector<Port> ports) : line_(line), ports_(std::move(ports)) {}
 
   [[noreturn]] void Run() {
     std::vector<pollfd> waits;
@@ -144,15 +155,18 @@ class Relay {
   void Enqueue(Port& port, std::vector<char> frame) {
     const Time now = Clock::now();
     Time leaves = std::max(now, port.line_free);
-    if (rate_bits_ > 0) {
+    if (line_.rate_bits > 0) {
       if (leaves - now > kQueue) return;
-      leaves += nanoseconds(WireBytes(frame) * 8 * 1000000000 / rate_bits_);
+      leaves += nanoseconds(WireBytes(frame) * 8 * 1000000000 / line_.rate_bits);
     } else if (port.queued_bytes > kUnlimitedQueueBytes) {
       return;
     }
     port.line_free = leaves;
+    if (line_.loss_ppm > 0 && Below(1'000'000) < line_.loss_ppm) return;
     port.queued_bytes += frame.size();
-    port.queue.push_back({leaves + delay_, std::move(frame)});
+    const auto jitter = microseconds(Below(2 * line_.jitter.count() + 1)) - line_.jitter;
+    port.last_due = std::max(port.last_due, leaves + line_.delay + jitter);
+    port.queue.push_back({port.last_due, std::move(frame)});
   }
 
   // Hands over what is due. How long until there is more; negative: nothing waits.
@@ -173,8 +187,12 @@ class Relay {
     return wait;
   }
 
-  const int64_t rate_bits_;
-  const microseconds delay_;
+  int64_t Below(int64_t bound) {
+    return std::uniform_int_distribution<int64_t>(0, bound - 1)(random_);
+  }
+
+  const Line line_;
+  std::mt19937_64 random_;  // the same in every run
   std::vector<Port> ports_;
   std::map<Mac, size_t> port_of_;
   std::vector<char> buffer_ = std::vector<char>(sizeof(VirtioHeader) + kMaxFrame);
@@ -183,13 +201,22 @@ class Relay {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc < 4) {
-    std::fprintf(stderr, "usage: netlab_relay RATE_BITS DELAY_US NAMESPACE...\n");
+  constexpr int kFirstName = 5;
+  if (argc <= kFirstName) {
+    std::fprintf(stderr,
+                 "usage: netlab_relay RATE_BITS DELAY_US JITTER_US LOSS_PPM NAMESPACE...\n");
     return 2;
   }
-  std::vector<Port> ports(argc - 3);
+  Line line;
+  line.rate_bits = std::atoll(argv[1]);
+  line.delay = microseconds(std::atoll(argv[2]));
+  line.jitter = microseconds(std::atoll(argv[3]));
+  line.loss_ppm = std::atoll(argv[4]);
+  std::vector<Port> ports(argc - kFirstName);
   const int home = open("/proc/self/ns/net", O_RDONLY | O_CLOEXEC);
-  for (int i = 3; i < argc; ++i) ports[i - 3].fd = OpenTap(argv[i]);
+  for (int i = kFirstName; i < argc; ++i) {
+    ports[i - kFirstName].fd = OpenTap(argv[i], /*unsplit=*/line.loss_ppm == 0);
+  }
   if (setns(home, CLONE_NEWNET) != 0) Die("setns");
 
   // A switch does not wait for the work of the hosts.
@@ -200,5 +227,5 @@ int main(int argc, char** argv) {
 
   std::puts("ready");
   std::fclose(stdout);
-  Relay(std::atoll(argv[1]), microseconds(std::atoll(argv[2])), std::move(ports)).Run();
+  Relay(line, std::move(ports)).Run();
 }
