@@ -6,7 +6,7 @@
 
 namespace dad {
 
-inline constexpr uint32_t kWireMagic = 0x01444144;  // "DAD" and the version of the format
+inline constexpr uint32_t kWireMagic = 0x02444144;  // "DAD" and the version of the format
 
 enum class MessageKind : uint8_t {
   kCollective = 1,  // a blocking collective of the transport itself; batch is its tag
@@ -29,5 +29,33 @@ struct MessageHeader {
   uint64_t payload_bytes = 0;
 };
 static_assert(sizeof(MessageHeader) == 32);
+
+// The bits of a kind that are its own; the others say how a message travels (mpi/announcement.h).
+inline constexpr uint8_t kKindBits = 0x3f;
+
+inline MessageKind KindOf(const MessageHeader& header) {
+  return static_cast<MessageKind>(static_cast<uint8_t>(header.kind) & kKindBits);
+}
+
+// On a connection the payload of a longer message is cut into parts, and other messages may go
+// between them.
+inline constexpr uint64_t kLongestWhole = 16 * 1024;
+
+// Control: does not wait behind messages that are none, not even behind one that is half sent.
+// Control messages keep their order among themselves, and so do all others; a control message
+// arrives before everything that was sent after it. Lanes rely on no more than that. kLeft and
+// kGoodbye are not control, since they say what no longer comes after the data before them.
+inline bool IsControl(const MessageHeader& header) {
+  // One that announces a payload on another road keeps its place among the others.
+  const bool announces = (static_cast<uint8_t>(header.kind) & 0x80) != 0;
+  if (announces || header.payload_bytes > kLongestWhole) return false;
+  switch (KindOf(header)) {
+    case MessageKind::kNegotiate:
+    case MessageKind::kPing:
+    case MessageKind::kPong:
+    case MessageKind::kAbort: return true;
+    default: return false;
+  }
+}
 
 }  // namespace dad

@@ -1,10 +1,11 @@
-// wire/message.h as gloo's sockets carry it: a stream of frames, in pieces of any size; and the
-// announcements that go in some of them.
+// wire/message.h as TCP connections carry it: a stream of frames, in pieces of any size, some of
+// them cut into parts with others between; and the announcements that go in some of them.
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 
 #include "fuzz.h"
 #include "transport/mpi/announcement.h"
@@ -30,42 +31,91 @@ struct Expected {
 // announces.
 constexpr uint64_t kLongest = 1 << 16;
 
-Expected Understand(ByteSpan stream) {
-  Expected expected;
-  while (stream.size() - expected.used >= sizeof(MessageHeader)) {
-    Message message;
-    std::memcpy(&message.header, stream.data() + expected.used, sizeof(MessageHeader));
-    if (message.header.magic != kWireMagic || message.header.payload_bytes > uint64_t{1} << 38) {
-      expected.used += sizeof(MessageHeader);
-      expected.refused = true;
-      return expected;
+class Understanding {
+ public:
+  explicit Understanding(ByteSpan stream) : rest_(stream) {}
+
+  Expected Read() {
+    while (Frame(/*may_be_long=*/true)) {
     }
-    if (message.header.payload_bytes > kLongest) return expected;
-    const ByteSpan rest = stream.subspan(expected.used + sizeof(MessageHeader));
-    if (rest.size() < message.header.payload_bytes) {
-      expected.used = stream.size();
-      return expected;
-    }
-    const ByteSpan payload = rest.first(message.header.payload_bytes);
-    message.payload.assign(payload.begin(), payload.end());
-    expected.used += sizeof(MessageHeader) + payload.size();
-    expected.messages.push_back(std::move(message));
+    return std::move(expected_);
   }
-  expected.used = stream.size();
-  return expected;
-}
+
+ private:
+  // The next bytes, if they are there.
+  std::optional<ByteSpan> Next(size_t length) {
+    if (rest_.size() < length) {
+      expected_.used += rest_.size();
+      rest_ = {};
+      return std::nullopt;
+    }
+    const ByteSpan next = rest_.first(length);
+    rest_ = rest_.subspan(length);
+    expected_.used += length;
+    return next;
+  }
+
+  bool Refuse() {
+    expected_.refused = true;
+    return false;
+  }
+
+  // False: nothing follows that could be understood.
+  bool Frame(bool may_be_long) {
+    const auto header = Next(sizeof(MessageHeader));
+    if (!header.has_value()) return false;
+    Message message;
+    std::memcpy(&message.header, header->data(), sizeof(MessageHeader));
+    const uint64_t length = message.header.payload_bytes;
+    if (message.header.magic != kWireMagic || length > uint64_t{1} << 38) return Refuse();
+    if (length > kLongestWhole && !may_be_long) return Refuse();
+    if (length > kLongest) {  // the header stays out, and all that follows
+      expected_.used -= sizeof(MessageHeader);
+      return false;
+    }
+    if (length > kLongestWhole) return Parts(std::move(message));
+    const auto payload = Next(length);
+    if (!payload.has_value()) return false;
+    message.payload.assign(payload->begin(), payload->end());
+    expected_.messages.push_back(std::move(message));
+    return true;
+  }
+
+  bool Parts(Message message) {
+    while (message.payload.size() < message.header.payload_bytes) {
+      const auto marker = Next(sizeof(uint32_t));
+      if (!marker.has_value()) return false;
+      uint32_t length = 0;
+      std::memcpy(&length, marker->data(), sizeof length);
+      if (length == 0) {
+        if (!Frame(/*may_be_long=*/false)) return false;
+        continue;
+      }
+      if (length > message.header.payload_bytes - message.payload.size()) return Refuse();
+      const auto part = Next(length);
+      if (!part.has_value()) return false;
+      message.payload.insert(message.payload.end(), part->begin(), part->end());
+    }
+    expected_.messages.push_back(std::move(message));
+    return true;
+  }
+
+  ByteSpan rest_;
+  Expected expected_;
+};
 
 class Collector final : public tcp::FrameReader::Listener {
  public:
   explicit Collector(bool in_place) : in_place_(in_place) {}
 
   std::byte* OnHeader(const MessageHeader& header) override {
-    place_.assign(header.payload_bytes, std::byte{0});
-    return in_place_ ? place_.data() : nullptr;
+    Bytes& place = PlaceFor(header);
+    place.assign(header.payload_bytes, std::byte{0});
+    return in_place_ ? place.data() : nullptr;
   }
   void OnMessage(const MessageHeader& header, AlignedBuffer payload) override {
     const ByteSpan bytes = payload.size() > 0         ? ByteSpan(payload.span())
-                           : header.payload_bytes > 0 ? ByteSpan(place_)
+                           : header.payload_bytes > 0 ? ByteSpan(PlaceFor(header))
                                                       : ByteSpan();
     messages.push_back({header, {bytes.begin(), bytes.end()}});
   }
@@ -73,8 +123,14 @@ class Collector final : public tcp::FrameReader::Listener {
   std::vector<Message> messages;
 
  private:
+  // A short message may come while a long one is on its way.
+  Bytes& PlaceFor(const MessageHeader& header) {
+    return header.payload_bytes > kLongestWhole ? long_place_ : place_;
+  }
+
   const bool in_place_;
   Bytes place_;
+  Bytes long_place_;
 };
 
 void CheckAnnouncement(const Message& message) {
@@ -93,7 +149,7 @@ void Run(ByteSpan input) {
   const size_t piece = 1 + choices.Below(100);
   const bool in_place = choices.Below(2) != 0;
   const ByteSpan stream = choices.Rest();
-  const Expected expected = Understand(stream);
+  const Expected expected = Understanding(stream).Read();
 
   int sockets[2];
   Require(socketpair(AF_UNIX, SOCK_STREAM, 0, sockets) == 0, "no socket");
@@ -129,6 +185,25 @@ void Append(Seed& seed, MessageHeader header, ByteSpan payload) {
   seed.Rest(std::as_bytes(std::span(&header, 1))).Rest(payload);
 }
 
+// Of a message in three parts, with a ping after the first.
+void AppendInParts(Seed& seed) {
+  const auto number = [&](uint32_t value) { seed.Rest(std::as_bytes(std::span(&value, 1))); };
+  MessageHeader header;
+  header.payload_bytes = kLongestWhole + 100;
+  seed.Rest(std::as_bytes(std::span(&header, 1)));
+  const Bytes part(kLongestWhole / 2, std::byte{0x33});
+  number(static_cast<uint32_t>(part.size()));
+  seed.Rest(part);
+  number(0);
+  MessageHeader ping;
+  ping.kind = MessageKind::kPing;
+  Append(seed, ping, {});
+  number(static_cast<uint32_t>(part.size()));
+  seed.Rest(part);
+  number(100);
+  seed.Rest(Bytes(100, std::byte{0x44}));
+}
+
 std::vector<Bytes> Seeds() {
   std::vector<Bytes> seeds;
   for (const size_t piece : {0, 31, 99}) {
@@ -149,6 +224,7 @@ std::vector<Bytes> Seeds() {
         announced.insert(announced.end(), part.begin(), part.end());
       }
       Append(seed, header, announced);
+      AppendInParts(seed);
       seeds.push_back(seed.bytes());
     }
   }

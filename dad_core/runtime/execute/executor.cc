@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/lane/batch_id.h"
 #include "runtime/observe/timeline.h"
 #include "util/byte_io.h"
 
@@ -221,7 +222,7 @@ Status Executor::SendRound(Batch& batch) {
 
 void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer payload) {
   auto found = running_.find(header.batch);
-  if (found == running_.end() && left_.contains(header.batch)) return;
+  if (found == running_.end() && (left_.contains(header.batch) || IsRetired(header.batch))) return;
   if (found == running_.end() && !start_no_more_.ok()) {
     return TellLeft(member, header.batch, header.signature, start_no_more_);
   }
@@ -239,7 +240,7 @@ void Executor::OnData(int member, const MessageHeader& header, AlignedBuffer pay
 void Executor::OnLeft(int member, const MessageHeader& header, AlignedBuffer payload) {
   auto found = running_.find(header.batch);
   if (found == running_.end()) {
-    if (start_no_more_.ok() && !left_.contains(header.batch)) {
+    if (start_no_more_.ok() && !left_.contains(header.batch) && !IsRetired(header.batch)) {
       early_[header.batch].push_back({member, header, std::move(payload), wire_->Now()});
     }
     return;
@@ -533,8 +534,14 @@ std::set<int> Executor::EarlyMembers(uint64_t id) const {
   return members;
 }
 
-void Executor::DropEarly(const std::function<bool(uint64_t id)>& drop) {
-  std::erase_if(early_, [&](const auto& entry) { return drop(entry.first); });
+void Executor::RetireSchedule(uint32_t schedule) {
+  retired_schedule_ = schedule;
+  std::erase_if(early_, [&](const auto& entry) { return IsRetired(entry.first); });
+}
+
+// Others may have built the next schedule already.
+bool Executor::IsRetired(uint64_t id) const {
+  return retired_schedule_.has_value() && IsOfScheduleUpTo(id, *retired_schedule_);
 }
 
 void Executor::MemberGone(int member, const Status& why) {

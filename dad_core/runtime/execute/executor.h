@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <unordered_map>
@@ -75,8 +76,10 @@ class Executor {
   std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
   // True while some batch in flight has a part of the request.
   bool Carries(const std::shared_ptr<RequestState>& request) const;
-  // Drops messages of batches that never started here and never will.
-  void DropEarly(const std::function<bool(uint64_t id)>& drop);
+  // The schedule has been recalled: batches of it, and of those before it, that have not started
+  // here never will. Drops their messages, those that have come and those that still do: a recall
+  // may overtake them.
+  void RetireSchedule(uint32_t schedule);
 
   // `member` will send nothing more: what cannot finish without it fails. Members that need
   // something of ours for it, and have no other way to know, are told (kLeft).
@@ -147,6 +150,9 @@ class Executor {
   const std::function<void(const std::shared_ptr<RequestState>&)> done_;
   std::unordered_map<uint64_t, std::unique_ptr<Batch>> running_;
   std::unordered_map<uint64_t, std::vector<Early>> early_;
+  bool IsRetired(uint64_t id) const;
+
+  std::optional<uint32_t> retired_schedule_;
   std::unordered_set<uint64_t> left_;  // batches; messages of them may still come
   Status start_no_more_;               // not OK: why
   std::vector<uint64_t> held_;

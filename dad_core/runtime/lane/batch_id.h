@@ -31,8 +31,10 @@ inline std::string BatchName(uint64_t id) {
          std::to_string(id & 0xffffffff);
 }
 
-inline bool IsOfSchedule(uint64_t batch, uint32_t schedule) {
-  return (batch & kScheduledBit) != 0 && (batch >> 48 & 0x7fff) == (schedule & 0x7fff);
+// Of this schedule or one before it. Numbers of schedules are cut off, and begin anew.
+inline bool IsOfScheduleUpTo(uint64_t batch, uint32_t schedule) {
+  const auto behind = (schedule - static_cast<uint32_t>(batch >> 48)) & 0x7fff;
+  return (batch & kScheduledBit) != 0 && behind < 0x4000;
 }
 
 }  // namespace dad

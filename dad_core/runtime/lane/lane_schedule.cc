@@ -253,7 +253,7 @@ void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
       }
     }
   }
-  executor_.DropEarly([schedule](uint64_t id) { return IsOfSchedule(id, schedule); });
+  executor_.RetireSchedule(schedule);
   std::sort(all_missing_.begin(), all_missing_.end());
   all_missing_.erase(std::unique(all_missing_.begin(), all_missing_.end()), all_missing_.end());
   for (uint32_t id : all_missing_) {

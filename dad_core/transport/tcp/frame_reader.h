@@ -17,7 +17,8 @@ class FrameReader {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Where the payload shall go; null: into a buffer that comes with OnMessage.
+    // Where the payload shall go; null: into a buffer that comes with OnMessage. Other messages
+    // may come before this one's is complete.
     virtual std::byte* OnHeader(const MessageHeader& header) = 0;
     virtual void OnMessage(const MessageHeader& header, AlignedBuffer payload) = 0;
   };
@@ -32,19 +33,32 @@ class FrameReader {
   int64_t bytes_received() const { return bytes_received_; }
 
  private:
-  bool in_payload() const { return payload_left_ > 0; }
+  struct Incoming {
+    MessageHeader header;
+    std::byte* at = nullptr;  // where the next byte of the payload goes
+    size_t left = 0;          // of the payload
+    AlignedBuffer owned;
+  };
+
+  bool in_parts() const { return in_parts_.left > 0; }
+  // The message to which the bytes of the current run belong.
+  Incoming& current() { return in_parts() && !between_parts_ ? in_parts_ : whole_; }
   Status TakeStaged();
-  Status StartMessage();
-  void TakePayload(size_t num_bytes);
+  Status StartMessage(const MessageHeader& header);
+  Status StartPart(uint32_t num_bytes);
+  void TakeRun(size_t num_bytes);
+  void Complete(Incoming& message);
+  // How much the stage may take behind the rest of the run.
+  size_t StageBehindRun() const;
 
   Traffic* const traffic_;
   Listener* const listener_;
   std::atomic<int64_t> bytes_received_{0};
 
-  MessageHeader header_;
-  std::byte* payload_at_ = nullptr;
-  size_t payload_left_ = 0;
-  AlignedBuffer owned_;
+  Incoming in_parts_;           // a long message, of which parts have come
+  Incoming whole_;              // one that comes in one piece, perhaps between two parts
+  bool between_parts_ = false;  // and it does
+  size_t run_left_ = 0;         // bytes of a payload that follow without a break
 
   // Headers and small payloads pass through here, so that a burst of small messages
   // is one read; large payloads do not.

@@ -1,5 +1,9 @@
 // The outgoing half of a connection: a queue of messages and a non-blocking
 // socket. Thread-safe.
+//
+// Control messages (wire/message.h) go before all others. What the kernel has taken cannot be
+// overtaken any more, so it is given no more than the line carries in a short time, and a long
+// message goes in parts of which each takes a short time, too.
 #pragma once
 
 #include <chrono>
@@ -31,7 +35,8 @@ class FrameWriter {
   // Drops what is queued; later messages are swallowed. `fd` is not used afterwards.
   void Close();
 
-  // Writes in place as long as the socket takes it and queues the rest.
+  // Writes in place as long as the socket takes it and queues the rest. After kAbort nothing else
+  // goes: what is queued is dropped, and the part that has begun is the last one.
   void Send(const MessageHeader& header, GatherBuffer payload, std::shared_ptr<void> keep);
   void OnWritable();
 
@@ -51,20 +56,37 @@ class FrameWriter {
   struct Outgoing {
     Outgoing(const MessageHeader& header, GatherBuffer payload, std::shared_ptr<void> keep);
 
+    bool in_parts() const { return header.payload_bytes > kLongestWhole; }
+
     MessageHeader header;
     GatherBuffer payload;
     std::vector<ByteSpan> pieces;  // into payload; what is left of it
     std::shared_ptr<void> keep;
     size_t header_left = sizeof(MessageHeader);
     size_t next_piece = 0;
+    size_t payload_left;
+    // Of the part that has begun: of the length that comes before it, and of its bytes.
+    uint32_t length = 0;
+    size_t length_left = 0;
+    size_t part_left = 0;
   };
   using Done = std::vector<Outgoing>;  // has left, or will not; waits for its release
+
+  // What one call offers the socket.
+  class Offer;
 
   // Without the lock: what a message keeps alive may do anything when it is released,
   // also send.
   void Release(Done done);
+  bool EmptyLocked() const { return control_.empty() && bulk_.empty(); }
   void WriteLocked(Done* done);
-  void AdvanceLocked(size_t num_bytes, Done* done);
+  void FillLocked(Offer* offer);
+  void FillWithBulkLocked(Offer* offer);
+  void AdvanceLocked(const Offer& offer, size_t num_bytes, Done* done);
+  void EndLocked(std::deque<Outgoing>* queue, Done* done);
+  void DropBulkLocked(Done* done);
+  void DropLocked(Done* done);
+  void FitToLineLocked();
   void FailLocked(int error, Done* done);
 
   Traffic* const traffic_;
@@ -73,11 +95,22 @@ class FrameWriter {
   mutable std::mutex mutex_;
   std::condition_variable idle_;
   int fd_ = -1;
-  std::deque<Outgoing> queue_;
+  std::deque<Outgoing> control_;
+  std::deque<Outgoing> bulk_;
+  // What has begun ends before anything else goes: a control message, or a part of bulk_'s
+  // first message (all of it, if it does not go in parts).
+  bool control_begun_ = false;
+  bool bulk_begun_ = false;
+  bool in_message_ = false;  // the peer expects another part
+  bool aborting_ = false;
   int releasing_ = 0;  // threads that have written and not released yet
   std::string error_;
   int64_t bytes_sent_ = 0;
   int64_t bytes_acknowledged_ = 0;
+
+  size_t part_bytes_ = 64 * 1024;
+  size_t ahead_bytes_ = 0;  // that the kernel takes ahead of the line
+  std::chrono::steady_clock::time_point fit_at_;
 };
 
 }  // namespace dad::tcp

@@ -34,6 +34,20 @@ double LineRateOf(int fd) {
   return std::max(seen, window * 1e6 / std::max<uint32_t>(info.tcpi_rtt, 1));
 }
 
+double RecentRateOf(int fd) {
+  tcp_info info{};
+  socklen_t size = sizeof info;
+  if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) return 0;
+  const bool known =
+      size >= offsetof(tcp_info, tcpi_delivery_rate) + sizeof info.tcpi_delivery_rate;
+  return known ? static_cast<double>(info.tcpi_delivery_rate) : 0;
+}
+
+void LimitUnsent(int fd, size_t num_bytes) {
+  const int limit = static_cast<int>(num_bytes);
+  setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &limit, sizeof limit);
+}
+
 bool LeavesHost(int fd) {
   sockaddr_storage ours{};
   sockaddr_storage theirs{};

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "runtime/lane/batch_id.h"
 #include "runtime/observe/timeline.h"
 #include "tests/cpp/engine/engine_fixture.h"
 #include "util/byte_io.h"
@@ -153,12 +154,22 @@ TEST_F(ExecutorTest, MessagesThatComeBeforeTheirBatchAreKept) {
   EXPECT_EQ(exchange_->received, 1);
 }
 
-TEST_F(ExecutorTest, MessagesOfABatchThatNeverStartsCanBeDropped) {
-  Get(1, 0);
-  executor_.DropEarly([](uint64_t id) { return id == kId + 1; });
+TEST_F(ExecutorTest, MessagesOfARecalledScheduleAreDroppedEvenIfTheyComeLate) {
+  const auto get = [this](uint32_t schedule) {
+    MessageHeader header;
+    header.batch = ScheduledBatchId(schedule, 0, 1);
+    executor_.OnData(1, header, {});
+  };
+  get(6);
+  get(7);
+  get(8);
+  executor_.RetireSchedule(7);
+  EXPECT_EQ(executor_.num_unread(), 1u) << "only that of the next schedule";
+  get(7);
+  get(6);
   EXPECT_EQ(executor_.num_unread(), 1u);
-  executor_.DropEarly([](uint64_t id) { return id == kId; });
-  EXPECT_EQ(executor_.num_unread(), 0u);
+  get(9);
+  EXPECT_EQ(executor_.num_unread(), 2u);
 }
 
 TEST_F(ExecutorTest, AMessageThatDoesNotFitEndsEverything) {

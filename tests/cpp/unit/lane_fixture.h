@@ -33,9 +33,9 @@ inline Status StatusOf(RequestState& request) {
   return status;
 }
 
-// Messages between ranks. Those from one rank to another keep their order. A message takes three
-// steps: its bytes leave the sender's memory, the receiver picks the memory that they go to, and
-// it is delivered.
+// Messages between ranks. Those from one rank to another keep their order, but control messages may
+// overtake the others (wire/message.h). A message takes three steps: its bytes leave the sender's
+// memory, the receiver picks the memory that they go to, and it is delivered.
 class FakeNetwork {
  public:
   struct Message {
@@ -283,6 +283,17 @@ class FakeCluster {
     const auto unsent = std::find_if(line.begin(), line.end(), [](const auto& message) {
       return !message.sent && !message.is_end;
     });
+    const auto control = std::find_if(line.begin(), line.end(), [](const auto& message) {
+      return !message.is_end && IsControl(message.header);
+    });
+    if (control != line.begin() && control != line.end() && choose(2) == 1) {
+      FakeNetwork::Message message = std::move(*control);
+      line.erase(control);
+      if (!message.sent) FakeNetwork::Leave(message);
+      (*this)[from].WakeUp();
+      (*this)[to].Post(MessageEvent{from, message.header, std::move(message.bytes)});
+      return;
+    }
     FakeNetwork::Message& first = line.front();
     const bool can_send = unsent != line.end();
     const bool can_deliver = first.sent || first.is_end;
