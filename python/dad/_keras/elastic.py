@@ -50,6 +50,12 @@ class OptimizerHandler(VariablesHandler):
         whole = optimizer._dad_settings.process_set is global_process_set
         return reducer if whole and hasattr(reducer, "carry_state") else None
 
+    def apply(self, snapshot: list[np.ndarray]) -> None:
+        reducer = self._reducer()
+        if hasattr(reducer, "abandon_step"):  # of the torch backend, which keeps errors
+            reducer.abandon_step()
+        super().apply(snapshot)
+
     @property
     def can_carry(self) -> bool:
         return self._reducer() is not None

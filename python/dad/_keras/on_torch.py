@@ -393,6 +393,11 @@ class MethodReducer(GradientReducer):
 
     carry_state = load_state  # in a new round of an elastic job
 
+    def abandon_step(self) -> None:
+        """Back to the start of a step that a lost rank has broken off."""
+        if self._sync is not None:
+            self._sync.reset()
+
 
 def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> GradientReducer:
     method = resolve(settings.compression)

@@ -10,6 +10,8 @@ from dad._keras import callback_parts as parts
 from dad._keras.elastic import ModelState
 from dad.elastic.run import run, run_fn
 from dad.elastic.state import ObjectState, State
+from dad.keras.framework import framework
+from dad.keras.optimizer import is_distributed
 
 __all__ = [
     "CommitStateCallback",
@@ -34,6 +36,13 @@ class KerasState(ModelState):
 
         state = hvd.elastic.KerasState(model, batch=0, epoch=0)
     """
+
+    def __init__(self, model: Any, optimizer: Any = None, **kwargs: Any) -> None:
+        super().__init__(model, optimizer, **kwargs)
+        if is_distributed(self.optimizer):
+            # On the torch backend a method begins with the second step otherwise, and a newcomer's first step
+            # is not the first one of the others.
+            framework().loaded(self.optimizer)
 
 
 class TensorFlowKerasState(KerasState):
