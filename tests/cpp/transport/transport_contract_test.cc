@@ -116,18 +116,33 @@ TEST_P(TransportContract, CountersAreExact) {
   Run([&](Transport& transport) {
     RecordingSink sink;
     transport.SetSink(&sink);
-    for (int peer = 0; peer < transport.size(); ++peer) {
-      if (peer == transport.rank()) continue;
-      transport.Send(peer, DataHeader(0), BytesOf(std::string(100000, 'x')), nullptr);
-      transport.Send(peer, DataHeader(1), {}, nullptr);
-    }
+    const auto send = [&](int64_t batch, size_t payload_bytes) {
+      for (int peer = 0; peer < transport.size(); ++peer) {
+        if (peer == transport.rank()) continue;
+        transport.Send(peer, DataHeader(batch), BytesOf(std::string(payload_bytes, 'x')), nullptr);
+      }
+    };
     const int64_t peers = transport.size() - 1;
+    send(0, 10000);
+    send(1, 0);
     ASSERT_TRUE(sink.WaitForMessages(static_cast<size_t>(2 * peers)));
     ASSERT_TRUE(transport.Flush(kLong).ok());
-    const TransportCounters counters = transport.counters();
-    EXPECT_EQ(counters.messages_sent, peers * (at_start + 2));
-    EXPECT_EQ(counters.bytes_sent, peers * (at_start * header + 100000 + 2 * header));
-    EXPECT_EQ(counters.bytes_received, counters.bytes_sent);
+    const TransportCounters small = transport.counters();
+    EXPECT_EQ(small.messages_sent, peers * (at_start + 2));
+    EXPECT_EQ(small.bytes_sent, peers * (at_start * header + 10000 + 2 * header));
+    EXPECT_EQ(small.bytes_received, small.bytes_sent);
+
+    // Over sockets a long payload goes in parts of at least 16 KiB; the length of each counts.
+    send(2, 100000);
+    ASSERT_TRUE(sink.WaitForMessages(static_cast<size_t>(3 * peers)));
+    ASSERT_TRUE(transport.Flush(kLong).ok());
+    const TransportCounters all = transport.counters();
+    const int64_t lengths = all.bytes_sent - small.bytes_sent - peers * (header + 100000);
+    EXPECT_EQ(lengths % 4, 0);
+    EXPECT_GE(lengths, 0);
+    EXPECT_LE(lengths, peers * 4 * (100000 / 16384 + 1));
+    EXPECT_EQ(all.messages_sent, peers * (at_start + 3));
+    EXPECT_EQ(all.bytes_received, all.bytes_sent);
     transport.SetSink(nullptr);
   });
 }
