@@ -41,7 +41,7 @@ void Board::SetPlanner(Planner planner) { the_planner = planner; }
 
 bool Board::MustAsk() const {
   return ask_ || steps_ == ask_at_step_ || joins_ != dad::ProcessJoins() ||
-         engine_ != dad::ProcessEngine().get();
+         engine_.lock() != dad::ProcessEngine();
 }
 
 void Board::Begin(int64_t trace, std::vector<int64_t> counts,
@@ -129,7 +129,7 @@ void Board::Set(std::vector<PairWays> ways, std::vector<Chain> chains, int64_t a
   chains_ = std::move(chains);
   ask_at_step_ = ask_at_step;
   ask_ = false;
-  engine_ = dad::ProcessEngine().get();
+  engine_ = dad::ProcessEngine();
   joins_ = dad::ProcessJoins();
 }
 

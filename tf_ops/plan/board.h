@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "dad/engine.h"
 #include "dad/method.h"
 #include "dad/status.h"
 
@@ -115,8 +116,9 @@ class Board {
   bool ask_ = true;
   bool parted_ = false;
   bool compare_ = false;
-  const void* engine_ = nullptr;  // for which the ways were made
-  int64_t joins_ = 0;             // when they were
+  // For which the ways were made. Not its address: the next engine may have the same.
+  std::weak_ptr<dad::Engine> engine_;
+  int64_t joins_ = 0;  // when they were
 };
 
 // Null if Python has dropped it.
