@@ -73,19 +73,14 @@ TransportCounters TcpTransport::counters() const {
   return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
 }
 
-// Of those that have carried something: in a ring that is one, and it had the line to itself. Where
-// ranks share hosts, those between hosts count: the others take no line, and are not waited for.
+// Of those that have carried something: in a ring that is one, and it had the line to itself. Only
+// those between hosts count: the others take no line, and what slows them down is the processor.
 double TcpTransport::LineRate() const {
-  double between_hosts = 0;
-  double inside = 0;
-  bool any_leaves = false;
+  double rate = 0;
   for (const auto& connection : connections_) {
-    if (connection == nullptr) continue;
-    const bool leaves = connection->leaves_host();
-    any_leaves = any_leaves || leaves;
-    (leaves ? between_hosts : inside) += connection->LineRate();
+    if (connection != nullptr && connection->leaves_host()) rate += connection->LineRate();
   }
-  return any_leaves ? between_hosts : inside;
+  return rate;
 }
 
 int64_t TcpTransport::ProgressWith(int peer) const {
