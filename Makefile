@@ -71,6 +71,6 @@ wheel: setup  ## a wheel in dist/, for the torch in .venv
 	@ls -l dist
 
 clean:  ## what was built; not .venv
-	rm -rf build dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
+	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
 .PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint tidy format bench docs wheel clean

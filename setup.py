@@ -46,7 +46,8 @@ class CMakeBuild(build_ext):
         if in_place:
             build_dir, lib_dir = ROOT / "build", ROOT / "python/dad/_lib"
         else:
-            build_dir, lib_dir = Path(self.build_temp).resolve(), Path(self.build_lib).resolve() / "dad/_lib"
+            # Beside build/, not in it: the compiler cache compares paths relative to the build folder.
+            build_dir, lib_dir = ROOT / "build-package", Path(self.build_lib).resolve() / "dad/_lib"
         with_torch = wanted("torch")
         with_tensorflow = wanted("tensorflow")
         if not (with_torch or with_tensorflow or os.environ.get("DAD_WITH_TORCH") == "0"):
