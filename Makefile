@@ -40,12 +40,13 @@ chaos: setup  ## faults at random times, and what must hold after them; CHAOS_SE
 fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
 	@scripts/fuzz.sh
 
-lint:  ## clang-format, ruff and mypy, changing nothing
+lint:  ## clang-format, ruff, mypy and codespell, changing nothing
 	@scripts/setup.sh packages venv
 	@$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
 	@$(VENV)/bin/ruff check $(PYTHON_FILES)
 	@$(VENV)/bin/ruff format --check $(PYTHON_FILES)
 	@$(VENV)/bin/mypy
+	@$(VENV)/bin/codespell *.md docs $(PYTHON_FILES) $(CPP_DIRS)
 
 tidy:  ## what locks guard, checked by clang-tidy, if that is there: some minutes
 	@scripts/tidy.sh

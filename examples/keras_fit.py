@@ -20,6 +20,7 @@ import dad.keras as hvd
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=2)
+parser.add_argument("--images", type=int, default=60000, help="to train on, of all ranks")
 parser.add_argument("--compression", help="a method: auto, exact, rank_dad:rank=4, …; default: dense")
 args = parser.parse_args()
 
@@ -49,7 +50,7 @@ model.fit(
     labels,
     batch_size=128,
     # The same number of steps everywhere, also when the shares differ by an image.
-    steps_per_epoch=60000 // hvd.size() // 128,
+    steps_per_epoch=args.images // hvd.size() // 128,
     epochs=args.epochs,
     verbose=2,  # of rank 0 only
     validation_data=fashion_mnist("t10k", hvd.rank(), hvd.size()),

@@ -59,7 +59,7 @@ order = np.random.default_rng(hvd.rank())
 for step in range(1, args.steps + 1):
     batch = order.integers(len(images), size=64)
     loss = train(images[batch], labels[batch])
-    if step % 100 == 0:
+    if step % 100 == 0 or step == args.steps:
         mean_loss = hvd.allreduce(loss, name="loss")
         if hvd.rank() == 0:
             print(f"step {step}: loss {mean_loss:.3f}", flush=True)

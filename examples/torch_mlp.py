@@ -22,6 +22,7 @@ import dad
 import dad.torch as hvd
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=300)
 parser.add_argument("--compression", help="none, fp16, bf16, exact, auto, rank_dad:rank=4, …")
 args = parser.parse_args()
 
@@ -39,13 +40,13 @@ optimizer = hvd.DistributedOptimizer(
     optimizer, named_parameters=model.named_parameters(), compression=args.compression
 )
 
-for step in range(1, 301):
+for step in range(1, args.steps + 1):
     batch = torch.randint(len(images), (64,))
     optimizer.zero_grad()
     loss = F.cross_entropy(model(images[batch]), labels[batch])
     loss.backward()
     optimizer.step()
-    if step % 100 == 0:
+    if step % 100 == 0 or step == args.steps:
         mean_loss = hvd.allreduce(loss.detach(), name="loss")
         if hvd.rank() == 0:
             print(f"step {step}: loss {mean_loss:.3f}", flush=True)

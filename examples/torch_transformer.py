@@ -20,11 +20,12 @@ import dad.torch as hvd
 
 layers, heads, width, context = 4, 4, 128, 128
 batch_size = 8  # sequences per process and step
-steps, report_every = 200, 20
+report_every = 20
 lr = 1e-3
 sample_bytes = 200
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=200)
 parser.add_argument("--compression", help="none, fp16, bf16, exact, auto, rank_dad:rank=16, …")
 args = parser.parse_args()
 
@@ -82,18 +83,20 @@ optimizer = hvd.DistributedOptimizer(
 )
 
 start = time.perf_counter()
-for step in range(1, steps + 1):
+for step in range(1, args.steps + 1):
     places = torch.randint(len(text) - context - 1, (batch_size,))
     batch = torch.stack([text[i : i + context + 1] for i in places]).long()
     loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
-    if step % report_every == 0:
+    if step % report_every == 0 or step == args.steps:
         mean_loss = hvd.allreduce(loss.detach(), name="loss")
         if hvd.rank() == 0:
             each = (time.perf_counter() - start) / step
-            print(f"step {step}/{steps}   loss {mean_loss:.3f}   {each * 1000:.0f} ms per step", flush=True)
+            print(
+                f"step {step}/{args.steps}   loss {mean_loss:.3f}   {each * 1000:.0f} ms per step", flush=True
+            )
 
 if hvd.rank() == 0:
     print(f"{dad.stats()['wire_bytes_sent'] / 1e6:.1f} MB sent by rank 0\n")

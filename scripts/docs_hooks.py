@@ -6,7 +6,7 @@ from pathlib import Path
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md")
+PAGES = ("ARCHITECTURE.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 
 
 def on_files(files, config):
