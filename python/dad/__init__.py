@@ -70,15 +70,31 @@ def plan(
     compression: Any = None,
     loss: Any = None,
 ) -> list[dict[str, Any]]:
-    """What `size` ranks would send for the model, and why: the table of optimizer.plan(), predicted from one
-    forward and backward pass in this process. The model is not changed. format_plan() prints it.
+    """Predicts in one process what `size` ranks would send for a model, and why.
 
-    example_batch: what goes into the model on one rank, without labels: a tensor, or a tuple or dict of
-        arguments.
-    link: what a rank can send, such as 100mbit or 10gbit.
-    compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
-    loss: makes a number of the model's output. None: its `loss`, else the sum of its first tensor, or
-        of all outputs of a model of Keras.
+    It runs one forward and one backward pass; the model is not changed. The result is the table of
+    optimizer.plan(), which format_plan() prints.
+
+    Args:
+        model: a torch.nn.Module or a model of Keras.
+        example_batch: what goes into the model on one rank, without labels: a tensor, or a tuple or
+            dict of arguments.
+        size: the number of ranks.
+        link: what a rank can send, such as 100mbit or 10gbit.
+        compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
+        loss: a function that makes a number of the model's output. None: the output's `loss`, else the
+            sum of its first tensor, or of all outputs of a model of Keras.
+
+    Returns:
+        one dictionary per tensor; docs/methods.md has the columns.
+
+    Raises:
+        ValueError: an argument is not possible, or no number can be made of the output.
+
+    Example::
+
+        rows = dad.plan(model, torch.randn(32, 784), size=8, link="100mbit")
+        print(dad.format_plan(rows))
     """
     if hasattr(model, "get_weights") and not hasattr(model, "named_parameters"):  # Keras on TensorFlow
         from dad.tensorflow.dry_run import plan as dry_run
@@ -89,7 +105,18 @@ def plan(
 
 
 def check_replicas(model: Any) -> None:
-    """Raises ReplicaError, naming tensors and ranks, unless `model` has the same bits on all ranks."""
+    """Compares a model on all ranks, buffers included; all ranks call it.
+
+    Args:
+        model: a torch.nn.Module, a dict of tensors, or a model of Keras.
+
+    Raises:
+        ReplicaError: bits differ; the message names tensors and ranks.
+
+    Example::
+
+        dad.check_replicas(model)
+    """
     if hasattr(model, "get_weights"):  # of Keras
         from dad._keras.replicas import check_replicas as check
     else:

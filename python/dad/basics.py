@@ -34,16 +34,29 @@ _num_inits = 0
 
 
 def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Meets the other ranks; does nothing when this process has done so already.
+    """Starts dad in this process and meets the other ranks; does nothing if that has been done.
 
-    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same. In an
-    elastic job it asks the launcher then which rank this process has, and makes the sets of the first call
-    again, those for whose ranks there are processes.
+    After a HorovodInternalError it starts anew, as after shutdown(); the other ranks must do the same. In
+    an elastic job it then asks the launcher which rank this process has, and makes the sets of the first
+    call again, as far as their ranks exist.
 
-    comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
-    process_sets: sets to make at once, in the same order on all ranks. "dynamic", which Horovod requires
-    before add_process_set(), is accepted and has no effect: sets can always be added. The same holds for
-    HOROVOD_DYNAMIC_PROCESS_SETS.
+    Horovod requires process_sets="dynamic" or HOROVOD_DYNAMIC_PROCESS_SETS before add_process_set(). Both
+    are accepted and have no effect: sets can always be added.
+
+    Args:
+        comm: None, the list of all ranks, or an mpi4py communicator of all ranks.
+        process_sets: sets to make at once, in the same order on all ranks, or "dynamic".
+
+    Raises:
+        ValueError: `comm` is not made of all ranks, or a set is not possible.
+        HorovodInternalError: a rank has not come within DAD_START_TIMEOUT seconds.
+
+    Example::
+
+        import dad.torch as hvd
+
+        hvd.init()
+        print(hvd.rank(), "of", hvd.size())
     """
     global _num_inits
 
@@ -123,7 +136,7 @@ def _at_exit(pid: int) -> None:
 
 
 def shutdown() -> None:
-    """Says goodbye to the other ranks. init() may follow."""
+    """Says goodbye to the other ranks and ends dad in this process; init() may follow."""
     with _lock:
         if _core.is_initialized():
             _shut_down()
@@ -140,14 +153,17 @@ def num_inits() -> int:
 
 
 def is_initialized() -> bool:
+    """Whether init() has been called, and shutdown() has not."""
     return _core.is_initialized()
 
 
 def rank() -> int:
+    """The rank of this process: a number from 0 to size() - 1."""
     return _core.rank()
 
 
 def size() -> int:
+    """The number of ranks of the job."""
     return _core.size()
 
 
@@ -177,10 +193,23 @@ def is_homogeneous() -> bool:
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Starts a trace of all collectives in a file that chrome://tracing opens.
+    """Starts a trace of all collectives, in a file that chrome://tracing opens.
 
-    All ranks may give the same path, as they do in scripts for Horovod: then the file is rank 0's, and the
-    traces of the others are beside it, with .<rank> at the end.
+    All ranks may give the same path, as they do in scripts for Horovod. The file is then rank 0's, and the
+    other ranks write beside it, with .<rank> at the end.
+
+    Args:
+        file_path: the file to write.
+        mark_cycles: whether negotiations are marked.
+
+    Raises:
+        ValueError: a trace is being written already.
+
+    Example::
+
+        hvd.start_timeline("trace.json")
+        train()
+        hvd.stop_timeline()
     """
     path = Path(file_path)
     if path.exists() and not path.is_file():  # a pipe, say
@@ -204,14 +233,22 @@ def stop_timeline() -> None:
 
 
 def stats() -> dict[str, Any]:
-    """Bytes counted at the socket since init() or reset_stats(), in total and per tensor; beside them
-    `device_bytes`, what was handed to NCCL, which does not say what it sends (docs/gpu.md). A tensor's
-    `recent` has what belongs to the method it goes by now, and its `worst` describes the step that took
-    longest: `step`, `seconds`, `waited_seconds` until the last rank had it ready, and that `last_rank`."""
+    """Bytes and times since init() or reset_stats(), in total and for each tensor, as a dictionary.
+
+    `wire_bytes_sent` counts bytes at the socket. `device_bytes` is what was handed to NCCL, which does not
+    say what it sends. Under `tensors`, `recent` has what belongs to the method that a tensor goes by now,
+    and `worst` describes its slowest step: `step`, `seconds`, `waited_seconds` until the last rank had it
+    ready, and `last_rank`.
+
+    Example::
+
+        print(hvd.stats()["wire_bytes_sent"] / 1e6, "MB")
+    """
     return _core.stats()
 
 
 def reset_stats() -> None:
+    """Sets all counters of stats() to zero."""
     _core.reset_stats()
 
 
@@ -227,6 +264,7 @@ def _transport() -> str:
 
 
 def gloo_built() -> bool:
+    """Whether the TCP transport is there."""
     return _built("gloo")
 
 
@@ -236,6 +274,7 @@ def gloo_enabled() -> bool:
 
 
 def mpi_built() -> bool:
+    """Whether a transport for MPI is there."""
     return _built("mpi")
 
 
@@ -257,23 +296,42 @@ def nccl_built() -> int:
 
 
 def cuda_built() -> bool:
+    """False: kept for scripts written for Horovod. `dadrun --doctor --gpu` examines GPUs."""
     return False
 
 
 def rocm_built() -> bool:
+    """False: there is no support for ROCm."""
     return False
 
 
 def ddl_built() -> bool:
+    """False: there is no support for DDL."""
     return False
 
 
 def ccl_built() -> bool:
+    """False: there is no support for oneCCL."""
     return False
 
 
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Whether a framework sees a CUDA device; `ext_base_name` is "torch" or "tensorflow"."""
+    """Whether a framework sees a CUDA device.
+
+    Args:
+        ext_base_name: "torch" or "tensorflow".
+        verbose: accepted for Horovod's sake.
+
+    Returns:
+        True if there is one.
+
+    Raises:
+        ValueError: `ext_base_name` is another name.
+
+    Example::
+
+        device = "cuda" if hvd.gpu_available("torch") else "cpu"
+    """
     if ext_base_name == "torch":
         import torch
 

@@ -11,9 +11,21 @@ from dad.rank_groups import name_ranks
 
 
 class ProcessSet:
-    """Some ranks of the job. It can be used once init() or add_process_set() gave it an id.
+    """Some ranks of the job, which run collectives among themselves.
 
-    ranks: the ranks, or an mpi4py communicator, whose members all construct the set.
+    A set can be used after init(process_sets=[…]) or add_process_set() has given it an id.
+
+    Args:
+        ranks: the ranks, or an mpi4py communicator, whose members all construct the set.
+
+    Raises:
+        ValueError: `ranks` has something other than distinct ranks.
+
+    Example::
+
+        even = hvd.add_process_set(hvd.ProcessSet(range(0, hvd.size(), 2)))
+        if even.included():
+            hvd.allreduce(tensor, process_set=even)
     """
 
     def __init__(self, ranks: Iterable[int] | Any) -> None:
@@ -146,7 +158,22 @@ def ids_and_ranks() -> dict[int, list[int]]:
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Makes a new set; all ranks of the job call it with the same ranks."""
+    """Makes a new process set; all ranks of the job call it with the same ranks.
+
+    Args:
+        process_set: a ProcessSet, or its ranks.
+
+    Returns:
+        the ProcessSet, which has an id now.
+
+    Raises:
+        ValueError: these ranks have a set already, or are not ranks of the job.
+        MismatchError: ranks have passed different sets.
+
+    Example::
+
+        first_two = hvd.add_process_set([0, 1])
+    """
     if not isinstance(process_set, ProcessSet):
         process_set = ProcessSet(process_set)
     if process_set.ranks in ids_and_ranks().values():
@@ -159,7 +186,18 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Removes a set on all ranks. False for the global one and for one without id."""
+    """Removes a process set; all ranks of the job call it.
+
+    Args:
+        process_set: what add_process_set() or init() has made.
+
+    Returns:
+        False for the global set and for one without an id; nothing has happened then.
+
+    Example::
+
+        hvd.remove_process_set(first_two)
+    """
     if not process_set.process_set_id:
         return False
     _core.remove_process_set(process_set.process_set_id)

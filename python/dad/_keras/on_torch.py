@@ -33,9 +33,11 @@ from dad.state.states import under_names
 from dad.torch.checkpoint import as_arrays, as_tensors
 from dad.torch.compression import Compression, compressor
 from dad.torch.gradient_sync import GradientSync
+from dad.torch.handles import synchronize
 from dad.torch.local_part import TorchPart
+from dad.torch.move_ops import broadcast_async_
 from dad.torch.naming import describe
-from dad.torch.ops import allreduce_async_, broadcast_async_, grouped_allreduce_async_, synchronize
+from dad.torch.ops import allreduce_async_, grouped_allreduce_async_
 from dad.torch.replicas import dense as memory_of_each
 from dad.torch.slots import Slot
 

@@ -23,23 +23,35 @@ from dad.log import log
 
 
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorates the function that trains, whose first argument is a State. It is called with all ranks in the
-    same state, and again when ranks were lost (then from the last commit) or when the launcher has added or
-    removed hosts (then from where it was). It returns what the function returns.
+    """Decorates the function that trains in an elastic job; its first argument is a State.
 
-    Newcomers begin with the function, too: what comes before it must not call collectives. Make the model,
-    the optimizer and the state there, and train in the function::
+    It is called with all ranks in the same state, and again when ranks were lost (then from the last
+    commit) or when the launcher has added or removed hosts (then from where it was).
+
+    A new rank begins with the function, too: what comes before it must not call collectives. Make the
+    model, the optimizer and the state there, and train in the function. A worker whose host was removed
+    leaves the process with status 1; the launcher does not count it.
+
+    Args:
+        func: the function.
+
+    Returns:
+        a function that returns what `func` returns.
+
+    Raises:
+        LostStateError: the ranks that are left must not go on.
+        MismatchError: ranks disagree, which would come again.
+
+    Example::
 
         @hvd.elastic.run
         def train(state):
             while state.epoch < 10:
-                ...
+                train_one_epoch()
                 state.epoch += 1
                 state.commit()
 
-    A worker whose host was removed leaves the process with status 1; the launcher does not count it.
-    Raises LostStateError if the ranks that are left must not go on, MismatchError, and what the function
-    raises otherwise.
+        train(hvd.elastic.TorchState(model, optimizer, epoch=0))
     """
     return run_fn(func, reset)
 
@@ -55,7 +67,19 @@ def reset() -> None:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """As run(), with another way to meet the ranks of the next round."""
+    """As run(), with another way to meet the ranks of the next round.
+
+    Args:
+        func: the function that trains.
+        reset: is called without arguments when ranks have changed.
+
+    Returns:
+        a function that returns what `func` returns.
+
+    Example::
+
+        train = hvd.elastic.run_fn(train, reset)
+    """
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> Any:

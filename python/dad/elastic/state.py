@@ -54,11 +54,20 @@ def exchange(name: str, mine: Any) -> list[Any]:
 
 
 class State:
-    """What is saved, restored and synchronized when the ranks of a job change. Derive from it to handle
-    objects of your own, or use ObjectState, TorchState and the like.
+    """What is saved, restored and synchronized when the ranks of a job change.
 
-    bcast_object: gives all ranks rank 0's object. get_rank: the rank of this process. Both are for derived
-        classes; dad's own do not need them.
+    Derive from it to handle objects of your own, or use ObjectState, TorchState and the like.
+
+    Args:
+        bcast_object: gives all ranks rank 0's object; for derived classes, dad's own do not need it.
+        get_rank: the rank of this process; likewise.
+
+    Example::
+
+        class MyState(hvd.elastic.State):
+            def save(self): ...
+            def restore(self): ...
+            def sync(self): ...
     """
 
     def __init__(
@@ -155,10 +164,20 @@ class State:
 
 
 class ObjectState(State):
-    """The state of Python objects, each an attribute of its own: state.epoch += 1.
+    """The state of Python objects, each an attribute of its own.
 
-    bcast_object, get_rank: as of State. kwargs: the attributes and their first values. save() copies the
-        values; to other ranks they travel pickled.
+    save() copies the values; to other ranks they travel pickled.
+
+    Args:
+        bcast_object: gives all ranks rank 0's object; for derived classes, dad's own do not need it.
+        get_rank: the rank of this process; likewise.
+        **kwargs: the attributes and their first values.
+
+    Example::
+
+        state = hvd.elastic.ObjectState(epoch=0)
+        state.epoch += 1
+        state.commit()
     """
 
     def __init__(

@@ -20,33 +20,118 @@ class _Callback(keras.callbacks.Callback):
 
 
 class BroadcastGlobalVariablesCallback(parts.BroadcastVariables, _Callback):
-    __doc__ = parts.BroadcastVariables.__doc__
+    """Gives all ranks the root's weights and optimizer state after the first batch.
+
+    Args:
+        root_rank: whose values they are.
+        device: accepted for Horovod's sake.
+        local_variables: variables that are not broadcast.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.BroadcastGlobalVariablesCallback(0)])
+    """
 
 
 class MetricAverageCallback(parts.MetricAverage, _Callback):
-    __doc__ = parts.MetricAverage.__doc__
+    """Averages the metrics of an epoch over the ranks, for all other callbacks.
+
+    Args:
+        device: accepted for Horovod's sake.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    """
 
 
 class BatchNormAverageCallback(parts.BatchNormAverage, _Callback):
-    __doc__ = parts.BatchNormAverage.__doc__
+    """Pools the moving statistics of batch normalization of all ranks after every epoch.
+
+    See average_batch_norm(). Put it before callbacks that save the model.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.BatchNormAverageCallback()])
+    """
 
 
 class LearningRateScheduleCallback(parts.LearningRateSchedule, _Callback):
-    __doc__ = parts.LearningRateSchedule.__doc__
+    """Sets the learning rate to initial_lr * multiplier(epoch).
+
+    Args:
+        initial_lr: the rate for all ranks together.
+        multiplier: a function of the epoch, or a number for exponential decay.
+        start_epoch: the first epoch in which it acts.
+        end_epoch: the epoch in which it acts no more. None: it acts to the end.
+        staircase: whether the rate changes once per epoch; else with every batch, by fractions of an
+            epoch.
+        momentum_correction: whether the velocity of SGD and RMSprop, which holds the old rate, is
+            scaled when the rate changes.
+        steps_per_epoch: batches of an epoch. None: found in the first epoch.
+
+    Raises:
+        ValueError: `initial_lr` is None.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.LearningRateScheduleCallback(0.1, lambda epoch: 0.5**epoch)])
+    """
 
 
 class LearningRateWarmupCallback(parts.LearningRateWarmup, _Callback):
-    __doc__ = parts.LearningRateWarmup.__doc__
+    """Raises the learning rate from initial_lr / size to initial_lr.
+
+    As in "Accurate, Large Minibatch SGD: Training ImageNet in 1 Hour", https://arxiv.org/abs/1706.02677.
+
+    Args:
+        initial_lr: the rate for all ranks together.
+        warmup_epochs: how long that takes.
+        momentum_correction: whether the velocity of SGD and RMSprop, which holds the old rate, is
+            scaled when the rate changes.
+        steps_per_epoch: batches of an epoch. None: found in the first epoch.
+        verbose: 1: prints the rate when the warm-up is over.
+
+    Example::
+
+        rate = 0.1 * hvd.size()
+        model.fit(x, y, callbacks=[hvd.callbacks.LearningRateWarmupCallback(rate, warmup_epochs=3)])
+    """
 
 
 class EarlyStopping(parts.AgreedEarlyStopping, keras.callbacks.EarlyStopping):
-    __doc__ = parts.AgreedEarlyStopping.__doc__
+    """keras.callbacks.EarlyStopping by the mean over the ranks: all stop after the same epoch.
+
+    It takes the arguments of keras.callbacks.EarlyStopping.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.EarlyStopping(patience=3)])
+    """
+
     _dad_framework = staticmethod(framework)
 
 
 class BestModelCheckpoint(parts.RankZeroCheckpoint, keras.callbacks.ModelCheckpoint):
-    __doc__ = parts.RankZeroCheckpoint.__doc__
+    """keras.callbacks.ModelCheckpoint of the best model, on rank 0 only.
+
+    Args:
+        monitor, verbose, save_weights_only, mode, save_freq: as of keras.callbacks.ModelCheckpoint.
+        filepath: the file. It may also be set later, but before training.
+
+    Raises:
+        ValueError: `filepath` was not set when training begins.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.BestModelCheckpoint(filepath="best.keras")])
+    """
 
 
 class CompressionReport(parts.ReportCompression, _Callback):
-    __doc__ = parts.ReportCompression.__doc__
+    """Prints at the end of training how many bytes rank 0 has sent.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.CompressionReport()])
+    """

@@ -29,8 +29,10 @@ __all__ = [
 class KerasState(ModelState):
     """The state of a training with Keras.
 
-    model: built. optimizer: None takes the one that the model was compiled with. kwargs: further attributes,
-    which are copied and travel pickled.
+    Args:
+        model: a model that has been built.
+        optimizer: None takes the one that the model was compiled with.
+        **kwargs: further attributes, which are copied and travel pickled.
 
     Example::
 
@@ -46,19 +48,59 @@ class KerasState(ModelState):
 
 
 class TensorFlowKerasState(KerasState):
-    """KerasState under the name that Horovod has for it in horovod.tensorflow. backend: not used."""
+    """KerasState under the name that Horovod has for it in horovod.tensorflow.
+
+    Args:
+        model: a model that has been built.
+        optimizer: None takes the one that the model was compiled with.
+        backend: not used.
+        **kwargs: further attributes, which are copied and travel pickled.
+
+    Example::
+
+        state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
+    """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:
         super().__init__(model, optimizer, **kwargs)
 
 
 class CommitStateCallback(parts.CommitState, keras.callbacks.Callback):
-    __doc__ = parts.CommitState.__doc__
+    """Commits the state every few batches, and at the end of an epoch.
+
+    It comes last in the list of callbacks, so that it commits what the others have counted.
+
+    Args:
+        state: a KerasState.
+        batches_per_commit: how many batches.
+
+    Example::
+
+        model.fit(dataset, callbacks=[hvd.elastic.CommitStateCallback(state, batches_per_commit=10)])
+    """
 
 
 class UpdateBatchStateCallback(parts.UpdateBatchState, keras.callbacks.Callback):
-    __doc__ = parts.UpdateBatchState.__doc__
+    """Sets state.batch to the number of the current batch.
+
+    An epoch that is taken up again has only the batches that are left.
+
+    Args:
+        state: a KerasState.
+
+    Example::
+
+        model.fit(dataset, callbacks=[hvd.elastic.UpdateBatchStateCallback(state)])
+    """
 
 
 class UpdateEpochStateCallback(parts.UpdateEpochState, keras.callbacks.Callback):
-    __doc__ = parts.UpdateEpochState.__doc__
+    """Sets state.epoch to the number of epochs done, over all times that training was taken up.
+
+    Args:
+        state: a KerasState.
+
+    Example::
+
+        model.fit(dataset, callbacks=[hvd.elastic.UpdateEpochStateCallback(state)])
+    """

@@ -173,25 +173,49 @@ def DistributedOptimizer(
     fragments: int = 1,
     delay: int = 0,
 ) -> Any:
-    """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
-    before it applies them. It is saved as what it was: a model can be loaded without dad, or by load_model().
+    """Makes an optimizer of Keras use gradients that are reduced over the ranks.
 
-    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
-    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
-    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
-    backward_passes_per_step: gradients of so many calls add up locally before they are reduced and applied;
-        average_aggregated_gradients divides by that number.
-    groups: a number of groups, or lists of variables, that are reduced together.
-    scale_local_gradients: divides the gradients of local variables by the number of ranks.
-    model: what is trained; gradients of other variables are an error then. None: whatever comes. It is needed
-        only for what is otherwise found too late: factors where Keras runs eagerly, and on the torch backend
-        the first step, which else goes dense (the model has to be built).
-    local_steps: ranks take that many steps by themselves before they average the changes of their weights; or
-        a time such as "5s" (docs/local_steps.md). The default, with that of the next three, can be changed
-        from outside: dadrun --local-steps, --outer, --fragments, --delay.
-    outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as it is.
-    fragments: the model is exchanged in so many parts in turn, while training goes on.
-    delay: 1: the result of an exchange is applied when the next one begins.
+    The result is an instance of a subclass of the optimizer's own class. It is saved as what it was: a
+    model can be loaded without dad, or by load_model().
+
+    Args:
+        optimizer: of Keras 3.
+        name: of the new optimizer.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        op: Average or Sum.
+        backward_passes_per_step: gradients of so many calls add up locally before they are reduced and
+            applied.
+        average_aggregated_gradients: divides by that number.
+        num_groups: deprecated: use `groups`.
+        groups: a number of groups, or lists of variables, that are reduced together.
+        process_set: the ranks that take part.
+        scale_local_gradients: divides the gradients of local variables by the number of ranks.
+        model: what is trained; gradients of other variables are an error then. None: whatever comes. It
+            is needed only for what is otherwise found too late: factors where Keras runs eagerly, and
+            on the torch backend the first step, which else goes dense (the model has to be built).
+        local_steps: ranks take that many steps by themselves before they average the changes of their
+            weights; or a time such as "5s" (docs/local_steps.md). The defaults of this and the next
+            three can be changed from outside: dadrun --local-steps, --outer, --fragments, --delay.
+        outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as
+            it is.
+        fragments: the model is exchanged in so many parts in turn, while training goes on.
+        delay: 1: the result of an exchange is applied when the next one begins.
+
+    Returns:
+        the optimizer.
+
+    Raises:
+        ValueError: an argument is not possible, or the optimizer is distributed already.
+
+    Example::
+
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.001), compression="auto")
+        model.compile(optimizer, loss="mse")
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not an optimizer of Keras 3")
@@ -249,7 +273,32 @@ def PartialDistributedOptimizer(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedOptimizer that leaves the gradients of `local_layers` (a layer, or several) on this rank."""
+    """A DistributedOptimizer that leaves the gradients of some layers on this rank.
+
+    Errors are those of DistributedOptimizer().
+
+    Args:
+        optimizer: of Keras 3.
+        name: of the new optimizer.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        op: Average or Sum.
+        groups: a number of groups, or lists of variables, that are reduced together.
+        process_set: the ranks that take part.
+        local_layers: a layer, or several.
+        scale_local_gradients: divides the gradients of local variables by the number of ranks.
+
+    Returns:
+        the optimizer.
+
+    Example::
+
+        optimizer = hvd.PartialDistributedOptimizer(optimizer, local_layers=model.layers[0])
+    """
     local_weights = weights_of(local_layers)
     distributed = DistributedOptimizer(
         optimizer,

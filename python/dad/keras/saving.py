@@ -17,11 +17,18 @@ from dad.state.all_ranks import replacing
 
 
 def save_model(model: Any, filepath: Any) -> None:
-    """model.save() with what all ranks keep for lossy methods, so that load_model() loses nothing, whatever
-    the number of ranks then.
+    """Saves a model with what all ranks keep for lossy methods.
 
-    All ranks call it; the first one writes. The file, whose name ends with .keras, replaces an older one only
-    when it is complete. Raises CheckpointError on all ranks if one of them fails.
+    All ranks call it; the first one writes. The file replaces an older one only when it is complete.
+    load_model() then loses nothing, whatever the number of ranks.
+
+    Args:
+        model: a compiled model.
+        filepath: the file; its name ends with .keras.
+
+    Raises:
+        ValueError: the name ends otherwise.
+        CheckpointError: a rank has failed; raised on all ranks.
 
     Example::
 
@@ -46,10 +53,21 @@ def load_model(
     compression: Any = None,
     legacy_opts: bool = False,
 ) -> Any:
-    """keras.models.load_model() whose optimizer, with its state, becomes a DistributedOptimizer.
+    """Loads a model whose optimizer, with its state, becomes a DistributedOptimizer.
 
-    custom_optimizers: optimizer classes of one's own. custom_objects: anything else that is needed to load.
-    compression: as of DistributedOptimizer. legacy_opts is accepted for Horovod's sake.
+    Args:
+        filepath: what model.save() or save_model() has written.
+        custom_optimizers: optimizer classes of your own.
+        custom_objects: anything else that is needed to load, by name.
+        compression: as of DistributedOptimizer.
+        legacy_opts: accepted for Horovod's sake.
+
+    Returns:
+        the model, compiled.
+
+    Example::
+
+        model = hvd.load_model("run.keras", compression=hvd.Compression.auto)
     """
     names = {cls.__name__: cls for cls in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**names, **(custom_objects or {})})

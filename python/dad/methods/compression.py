@@ -393,7 +393,17 @@ def _check_threshold(method: Strom | VgcStrom) -> None:
 
 
 class Compression:
-    """The one place where a method is chosen."""
+    """The methods by which gradients can be sent, as attributes.
+
+    Everything that takes `compression=` also takes the name, such as "auto" or "rank_dad:rank=8".
+    docs/methods.md describes the methods and their options.
+
+    Example::
+
+        hvd.Compression.auto
+        hvd.Compression.rank_dad(rank=8)
+        hvd.Compression.per_layer({"fc*.weight": "rank_dad", "*": "none"})
+    """
 
     none = NoCompression
     fp16 = Fp16

@@ -28,12 +28,19 @@ PRINTED_AFTER_STEPS = 3
 
 
 def format_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> str:
-    """The plan as text.
+    """Makes text of a plan, with a summary, a line for each layer and a total.
 
     Args:
         rows: what `optimizer.plan()` or `dad.plan()` returned.
         exposed_ms: for how long the training thread waited for gradients in a step, on average. Single
             tensors overlap each other and backward(), so their times cannot be added; this one can.
+
+    Returns:
+        the text, of several lines.
+
+    Example::
+
+        print(dad.format_plan(optimizer.plan()))
     """
     lines = [_cells(line) for line in fold(rows)]
     lines.append(_total(rows, exposed_ms))

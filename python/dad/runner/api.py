@@ -66,19 +66,48 @@ def run(
     env: Mapping[str, str] | None = None,
     ssh_strict_host_key_checking: str = "accept-new",
 ) -> list[Any]:
-    """Runs `func(*args, **kwargs)` on `num_proc` ranks and returns the results by rank.
+    """Runs func(*args, **kwargs) on several ranks and returns the results by rank.
 
-    func may be a lambda or a closure. hosts is "node1:2,node2:2"; without it and without
-    hostfile all ranks run here. The output of the ranks is shown as dadrun shows it. An exception
-    of a rank is raised here; its cause tells rank and traceback. env replaces os.environ as the
-    ranks' environment; ssh_strict_host_key_checking is ssh's option of that name. The other names, their
-    order and meaning are those of horovod.run. disable_cache and use_gloo are accepted and change nothing;
-    np is another name for num_proc.
+    The output of the ranks is shown as dadrun shows it. Names, order and meaning of the arguments are those
+    of horovod.run. With `min_num_proc` or `host_discovery_script` the job is elastic: func calls what
+    hvd.elastic.run decorates, ranks are lost and gained, and the results are those of the ranks that were
+    there at the end.
 
-    With min_num_proc or host_discovery_script the job is elastic: func calls what hvd.elastic.run decorates,
-    ranks are lost and gained between min_num_proc and max_num_proc, and the results are those of the ranks
-    that were there at the end::
+    Args:
+        func: what every rank calls. It may be a lambda or a closure.
+        args: its arguments.
+        kwargs: its keyword arguments.
+        num_proc, np: the number of ranks.
+        min_num_proc, min_np: an elastic job goes on with so many ranks.
+        max_num_proc, max_np: and grows to so many.
+        slots: of hosts that do not say how many they have.
+        reset_limit: an elastic job ends when its ranks have changed more often.
+        cooldown_range: seconds after which a host that has failed is tried again: (least, most).
+        hosts: "node1:2,node2:2". Without it and without hostfile all ranks run here.
+        hostfile: a file with lines "node1 slots=2".
+        host_discovery_script: prints the hosts of an elastic job.
+        start_timeout: seconds for hosts to answer and for ranks to meet.
+        ssh_port, ssh_identity_file, ssh_strict_host_key_checking: as ssh's -p, -i and
+            StrictHostKeyChecking.
+        output_filename: a folder for the output of each rank.
+        verbose: whether to say what is started where.
+        use_mpi, mpi_args: whether to start with mpirun, and what to give it.
+        network_interface, network_interfaces: what ranks use to talk.
+        executable: another Python.
+        env: replaces os.environ as the environment of the ranks.
+        use_gloo, disable_cache: accepted for Horovod's sake.
 
+    Returns:
+        what func has returned on rank 0, 1, ….
+
+    Raises:
+        ValueError: arguments exclude each other.
+        RuntimeError: a rank has died. An exception of a rank is raised as it is; its cause has rank and
+            traceback.
+
+    Example::
+
+        results = dad.run(train, args=(10,), num_proc=2)
         dad.run(train, num_proc=4, min_num_proc=2, hosts="node1:2,node2:2")
     """
     if use_gloo and use_mpi:

@@ -59,9 +59,10 @@ class _TapesHandler(Handler):
 class TensorFlowState(HandledState):
     """The state of a training with TensorFlow, as a list of variables.
 
-    variables: those to save, restore and synchronize; None: the global variables of the graph.
-    session: of a graph of TF1; None: the default session, or eager variables.
-    kwargs: further attributes, which are copied and travel pickled.
+    Args:
+        variables: those to save, restore and synchronize. None: the global variables of the graph.
+        session: of a graph of TF1. None: the default session, or eager variables.
+        **kwargs: further attributes, which are copied and travel pickled.
 
     Example::
 
@@ -80,8 +81,11 @@ class TensorFlowState(HandledState):
 class TensorFlowKerasState(ModelState):
     """The state of a model of Keras and its optimizer.
 
-    model: built. optimizer: None takes the one that the model was compiled with. backend: not used. kwargs:
-    further attributes, which are copied and travel pickled.
+    Args:
+        model: a model that has been built.
+        optimizer: None takes the one that the model was compiled with.
+        backend: not used.
+        **kwargs: further attributes, which are copied and travel pickled.
 
     Example::
 

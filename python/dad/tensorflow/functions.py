@@ -24,10 +24,25 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> Any:
-    """Gives all ranks the root's values of the variables. In a graph of TF1 it is an op.
+    """Gives all ranks the values of one rank's variables.
 
-    variables: tf.Variable or variables of Keras. They are written in place where nobody else reads their
-    memory, whatever `inplace` says; it is accepted for Horovod's sake.
+    Args:
+        variables: tf.Variable or variables of Keras.
+        root_rank: whose values they are.
+        process_set: the ranks that take part.
+        inplace: accepted for Horovod's sake: variables are written in place where nobody else reads
+            their memory.
+
+    Returns:
+        None; in a graph of TF1 the op that does it.
+
+    Raises:
+        ValueError: one of them is not a variable.
+
+    Example::
+
+        hvd.broadcast_variables(model.variables, root_rank=0)
+        hvd.broadcast_variables(optimizer.variables, root_rank=0)
     """
     variables = list(variables)
     operations = broadcast_in_place(variables, root_rank, process_set=process_set)
@@ -39,7 +54,21 @@ def broadcast_variables(
 
 @plain
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Graphs of TF1: the op that gives all ranks the root's values of all global variables."""
+    """In a graph of TF1, gives all ranks the values of one rank's global variables.
+
+    Args:
+        root_rank: whose values they are.
+
+    Returns:
+        the op that does it.
+
+    Raises:
+        RuntimeError: it was called in eager mode.
+
+    Example::
+
+        session.run(hvd.broadcast_global_variables(0))
+    """
     if is_eager():
         raise RuntimeError(
             "hvd.broadcast_global_variables() does not support eager execution. "
@@ -49,7 +78,18 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """TF1's MonitoredSession: all ranks start with the root's variables."""
+    """A hook of TF1's MonitoredSession: all ranks start with the root's variables.
+
+    Args:
+        root_rank: whose values they are.
+        device: where the op is placed.
+
+    Example::
+
+        hooks = [hvd.BroadcastGlobalVariablesHook(0)]
+        with tf.compat.v1.train.MonitoredTrainingSession(hooks=hooks) as session:
+            session.run(train_op)
+    """
 
     def __init__(self, root_rank: int, device: str = "") -> None:
         super().__init__()
@@ -87,7 +127,22 @@ def broadcast_object(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """The root's object, on all ranks; it travels pickled."""
+    """Gives all ranks the object of one of them; it travels pickled.
+
+    Args:
+        obj: anything that cloudpickle takes. On the other ranks it is not looked at.
+        root_rank: whose object it is.
+        session: in a graph of TF1, the session. None: the default session.
+        name: of the collective, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        the root's object.
+
+    Example::
+
+        settings = hvd.broadcast_object(settings, root_rank=0)
+    """
     # Not the type of obj, as in Horovod: ranks that have only None to give would use another name.
     name = name or "broadcast_object"
     is_root = rank() == root_rank
@@ -106,7 +161,22 @@ def broadcast_object_fn(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[[Any], Any]:
-    """Graphs of TF1: broadcast_object() as a function that adds its ops to the graph only once."""
+    """In a graph of TF1, broadcast_object() as a function that adds its ops only once.
+
+    Args:
+        root_rank: whose object it is.
+        session: in a graph of TF1, the session. None: the default session.
+        name: of the collective, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        a function that takes an object and returns the root's.
+
+    Example::
+
+        send = hvd.broadcast_object_fn(session=session)
+        settings = send(settings)
+    """
     name = name or "broadcast_object_fn"
     v1 = tf.compat.v1
     with v1.get_default_graph().as_default():
@@ -132,7 +202,21 @@ def broadcast_object_fn(
 def allgather_object(
     obj: Any, session: Any = None, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, by rank; they travel pickled."""
+    """Gives all ranks the objects of all of them; they travel pickled.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        session: in a graph of TF1, the session. None: the default session.
+        name: of the collective, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        the list of objects, by rank.
+
+    Example::
+
+        hosts = hvd.allgather_object(socket.gethostname())
+    """
     name = name or "allgather_object"
     data = _to_bytes(obj)
     counts = _value(allgather(np.array([data.size]), f"{name}.size", process_set=process_set), session)

@@ -28,7 +28,8 @@ from dad.tensorflow.exchange import FLOATING, MethodExchange
 from dad.tensorflow.factors.eager_capture import captured
 from dad.tensorflow.graph import collective, is_eager, sizes_as_numbers, wire_name
 from dad.tensorflow.grouping import bytes_of, small_together
-from dad.tensorflow.ops import allreduce_slices, raw_allreduce, resource, size_op
+from dad.tensorflow.ops import allreduce_slices, resource, size_op
+from dad.tensorflow.raw_ops import raw_allreduce
 from dad.tensorflow.replicas import Settings, compared_in_graph, left_out, replica_of
 
 # Streams keep what is reduced in every step apart from what is reduced now and then. dad.torch counts its

@@ -1,8 +1,4 @@
-"""The collectives: Horovod's names and argument order, in eager mode, in tf.function and in graphs of TF1.
-
-Gradients are Horovod's: that of allgather and broadcast is the mean over ranks, that of reducescatter with
-Average is the gathered gradient and with Sum is `size` times that.
-"""
+"""The collectives: Horovod's names and argument order, in eager mode, in tf.function and in graphs of TF1."""
 
 from __future__ import annotations
 
@@ -11,18 +7,21 @@ from typing import Any
 
 import tensorflow as tf
 
-from dad._lib import _core
 from dad.arguments import reduce_op, set_id
 from dad.basics import Adasum, Average, Sum
 from dad.local_steps.joining import prepare_join
 from dad.process_sets import ProcessSet, global_process_set
 from dad.tensorflow._load import lib
 from dad.tensorflow.compression import Compression, compressor
-from dad.tensorflow.graph import collective, is_eager, keep_names, run_any_time, wire_name
-
-
-def _set_size(number: int) -> int:
-    return len(_core.process_set_ranks(number))
+from dad.tensorflow.graph import collective, is_eager, keep_names, wire_name
+from dad.tensorflow.raw_ops import (
+    raw_allgather,
+    raw_allreduce,
+    raw_alltoall,
+    raw_broadcast,
+    raw_reducescatter,
+    set_size,
+)
 
 
 def _tensors(values: Sequence[Any]) -> list[tf.Tensor]:
@@ -52,85 +51,6 @@ _DTYPES = frozenset(
 )
 
 
-# The ops. `names` has one name for all tensors, which then travel together or not at all, or one for each.
-
-
-def raw_allreduce(
-    tensors: Sequence[tf.Tensor],
-    names: Sequence[str],
-    op: int,
-    prescale: float = 1.0,
-    postscale: float = 1.0,
-    process_set: int = 0,
-    stream: int = 0,
-    uncompressed_bytes: Sequence[int] = (),
-) -> list[tf.Tensor]:
-    reduced = lib.dad_allreduce(
-        tensors=tensors,
-        names=names,
-        uncompressed_bytes=list(uncompressed_bytes),
-        reduce_op=op,
-        prescale=repr(float(prescale)),
-        postscale=repr(float(postscale)),
-        process_set=process_set,
-        stream=stream,
-        user_waits=is_eager(),
-    )
-    run_any_time(reduced)
-    return list(reduced)
-
-
-def raw_allgather(
-    tensors: Sequence[tf.Tensor], names: Sequence[str], process_set: int = 0, stream: int = 0
-) -> list[tf.Tensor]:
-    gathered = lib.dad_allgather(
-        tensors=tensors, names=names, process_set=process_set, stream=stream, user_waits=is_eager()
-    )
-    run_any_time(gathered)
-    return list(gathered)
-
-
-def _raw_reducescatter(
-    tensors: Sequence[tf.Tensor],
-    names: Sequence[str],
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-) -> list[tf.Tensor]:
-    scattered = lib.dad_reducescatter(
-        tensors=tensors,
-        names=names,
-        reduce_op=op,
-        prescale=repr(float(prescale)),
-        postscale=repr(float(postscale)),
-        process_set=process_set,
-        user_waits=is_eager(),
-    )
-    run_any_time(scattered)
-    return list(scattered)
-
-
-def _raw_broadcast(
-    tensors: Sequence[tf.Tensor], names: Sequence[str], root_rank: int, process_set: int
-) -> list[tf.Tensor]:
-    sent = lib.dad_broadcast(
-        tensors=tensors, names=names, root_rank=root_rank, process_set=process_set, user_waits=is_eager()
-    )
-    run_any_time(sent)
-    return list(sent)
-
-
-def _raw_alltoall(
-    tensor: tf.Tensor, splits: tf.Tensor, name: str, process_set: int
-) -> tuple[tf.Tensor, tf.Tensor]:
-    received, received_splits = lib.dad_alltoall(
-        tensor=tensor, splits=splits, names=[name], process_set=process_set, user_waits=is_eager()
-    )
-    run_any_time([received])
-    return received, received_splits
-
-
 # allreduce
 
 
@@ -148,8 +68,37 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """The reduction of a tensor over the ranks: by default their mean. Of tf.IndexedSlices: the slices of
-    all ranks."""
+    """Reduces a tensor over the ranks, by default to their mean.
+
+    Of tf.IndexedSlices the result has the slices of all ranks.
+
+    Args:
+        tensor: a tensor, or tf.IndexedSlices.
+        average: deprecated: use `op`.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Adasum, Min, Max or Product. None: Average.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        process_set: the ranks that take part.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+
+    Returns:
+        a tensor of the same shape and dtype, with the same bits on all ranks.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        mean = hvd.allreduce(loss, name="loss")
+    """
     op = reduce_op(op, average)
     scales = (prescale_factor, postscale_factor)
     if isinstance(tensor, tf.IndexedSlices):
@@ -200,7 +149,7 @@ def allreduce_slices(
     else:
         (values,) = raw_allgather([slices.values], [values_name], process_set, stream)
         (indices,) = raw_allgather([slices.indices], [indices_name], process_set, stream)
-    divisor = (_set_size(process_set) if op == Average else 1) / (prescale * postscale)
+    divisor = (set_size(process_set) if op == Average else 1) / (prescale * postscale)
     if divisor != 1.0:
         # Integers become floats, those of up to 16 bits float32, as TensorFlow itself divides them.
         if not values.dtype.is_floating:
@@ -223,7 +172,37 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """allreduce of several tensors that are reduced together or not at all."""
+    """Reduces several tensors, which travel together, over the ranks.
+
+    They are reduced together or not at all.
+
+    Args:
+        tensors: tensors or tf.IndexedSlices.
+        average: deprecated: use `op`.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Adasum, Min, Max or Product. None: Average.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+
+    Returns:
+        the list of results.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        losses, counts = hvd.grouped_allreduce([losses, counts], name="metrics")
+    """
     op = reduce_op(op, average)
     results: list[Any] = list(tensors)
     if not results:
@@ -263,36 +242,6 @@ def grouped_allreduce(
     return results
 
 
-def _gradients(op: Any, grads: Sequence[Any]) -> list[tf.Tensor]:
-    """Dense, in the dtypes of the inputs: TensorFlow fills in zeros of its own where a result is not used."""
-    return [tf.cast(tf.convert_to_tensor(g), x.dtype) for g, x in zip(grads, op.inputs, strict=True)]
-
-
-def _require_linear(op: Any, what: str) -> int:
-    reduce_op = op.get_attr("reduce_op")
-    if reduce_op not in (Sum, Average):
-        raise ValueError(f"{what} has a gradient for op=Sum and op=Average only")
-    return reduce_op
-
-
-@tf.RegisterGradient("DadAllreduce")
-@collective
-def _allreduce_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
-    return raw_allreduce(
-        _gradients(op, grads),
-        [wire_name("allreduce_gradient")],
-        _require_linear(op, "allreduce"),
-        float(op.get_attr("prescale")),
-        float(op.get_attr("postscale")),
-        op.get_attr("process_set"),
-    )
-
-
-@tf.RegisterGradient("DadAllOrNone")
-def _all_or_none_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
-    return list(grads)
-
-
 # allgather
 
 
@@ -303,7 +252,28 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The ranks' tensors one after the other; their first dimensions may differ."""
+    """Joins the ranks' tensors along their first dimension, in the order of ranks.
+
+    Args:
+        tensor: the first dimension may differ between ranks, and may be 0.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        process_set: the ranks that take part.
+
+    Returns:
+        all rows, on every rank.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        predictions = hvd.allgather(predictions)
+    """
     wire = wire_name("allgather", name, ignore_name_scope)
     return raw_allgather(_tensors([tensor]), [wire], set_id(process_set))[0]
 
@@ -315,24 +285,30 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """allgather of several tensors that are gathered together or not at all."""
+    """Gathers several tensors, which travel together.
+
+    Args:
+        tensors: at least one; first dimensions may differ between ranks.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        process_set: the ranks that take part.
+
+    Returns:
+        the list of results.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        inputs, labels = hvd.grouped_allgather([inputs, labels])
+    """
     wire = wire_name("grouped_allgather", name, ignore_name_scope)
     return raw_allgather(_tensors(tensors), [wire], set_id(process_set))
-
-
-@tf.RegisterGradient("DadAllgather")
-@collective
-def _allgather_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
-    process_set = op.get_attr("process_set")
-    rank = _core.process_set_ranks(process_set).index(_core.rank())
-    grads = _gradients(op, grads)
-    reduced = raw_allreduce(grads, [wire_name("allgather_gradient")], Average, process_set=process_set)
-    rows = tf.stack([tf.shape(tensor, out_type=tf.int64)[0] for tensor in op.inputs])
-    (all_rows,) = raw_allgather([rows[tf.newaxis]], [wire_name("allgather_gradient_rows")], process_set)
-    first = tf.reduce_sum(all_rows[:rank], axis=0)
-    return [
-        whole[first[i] : first[i] + all_rows[rank, i]] for i, whole in enumerate(reduced)
-    ]  # this rank's rows
 
 
 # broadcast
@@ -346,23 +322,31 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> tf.Tensor:
-    """The root's tensor, on all ranks. root_rank is a global rank."""
+    """Gives every rank the tensor of one of them.
+
+    Args:
+        tensor: has the same shape and dtype on all ranks.
+        root_rank: whose tensor it is, as a rank of the job.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        process_set: the ranks that take part.
+
+    Returns:
+        the root's tensor.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        seed = hvd.broadcast(seed, root_rank=0)
+    """
     wire = wire_name("broadcast", name, ignore_name_scope)
-    return _raw_broadcast(_tensors([tensor]), [wire], root_rank, set_id(process_set))[0]
-
-
-@tf.RegisterGradient("DadBroadcast")
-@collective
-def _broadcast_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
-    reduced = raw_allreduce(
-        _gradients(op, grads),
-        [wire_name("broadcast_gradient")],
-        Average,
-        process_set=op.get_attr("process_set"),
-    )
-    if _core.rank() == op.get_attr("root_rank"):
-        return reduced
-    return [tensor * 0 for tensor in reduced]
+    return raw_broadcast(_tensors([tensor]), [wire], root_rank, set_id(process_set))[0]
 
 
 @collective
@@ -372,7 +356,28 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gives the variables the root's values, in place; returns their values."""
+    """Gives every rank the values of one rank's variables, in place.
+
+    Args:
+        variables: tf.Variable or variables of Keras.
+        root_rank: whose values they are.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        process_set: the ranks that take part.
+
+    Returns:
+        the values of the variables.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        hvd.broadcast_(model.variables, root_rank=0)
+    """
     variables = [resource(variable) for variable in variables]
     operations = broadcast_in_place(variables, root_rank, name, process_set)
     with tf.control_dependencies(operations):
@@ -426,22 +431,34 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
-    came from each rank."""
+    """Sends some rows of a tensor to each rank.
+
+    Args:
+        tensor: has at least one dimension.
+        splits: how many rows go to each rank. None: the same number to all.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        process_set: the ranks that take part.
+
+    Returns:
+        the rows received, in the order of ranks; with `splits` also how many came from each rank.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        rows, counts = hvd.alltoall(tensor, splits=[1, 3])  # on two ranks
+    """
     (tensor,) = _tensors([tensor])
     rows = tf.constant([], tf.int32) if splits is None else tf.cast(tf.convert_to_tensor(splits), tf.int32)
     wire = wire_name("alltoall", name, ignore_name_scope)
-    received, received_splits = _raw_alltoall(tensor, rows, wire, set_id(process_set))
+    received, received_splits = raw_alltoall(tensor, rows, wire, set_id(process_set))
     return received if splits is None else (received, received_splits)
-
-
-@tf.RegisterGradient("DadAlltoall")
-@collective
-def _alltoall_gradient(op: Any, grad: Any, _: Any) -> list[Any]:
-    back, _ = _raw_alltoall(
-        tf.convert_to_tensor(grad), op.outputs[1], wire_name("alltoall_gradient"), op.get_attr("process_set")
-    )
-    return [back, None]
 
 
 # reducescatter
@@ -459,8 +476,33 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """This rank's rows of the reduced tensor; the lowest ranks get one more where they do not divide
-    evenly."""
+    """Reduces a tensor over the ranks and gives every rank some of its rows.
+
+    Args:
+        tensor: has at least one dimension.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Min, Max or Product.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        process_set: the ranks that take part.
+        ignore_name_scope: whether the name stands alone, without the name scope of the graph.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        this rank's rows. Where they do not divide evenly, the lowest ranks get one more.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        mine = hvd.reducescatter(tensor, op=hvd.Sum)
+    """
     scales = (prescale_factor, postscale_factor)
     return _reducescatter(
         [tensor], device_dense, compression, op, name, process_set, ignore_name_scope, scales
@@ -479,7 +521,32 @@ def grouped_reducescatter(
     *,
     name: str | None = None,
 ) -> list[tf.Tensor]:
-    """reducescatter of several tensors that are reduced together or not at all."""
+    """Reduces and scatters several tensors, which travel together.
+
+    Args:
+        tensors: of which every rank gets some rows.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Min, Max or Product.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: the
+            function's name and a number, or the order of the calls.
+        process_set: the ranks that take part.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        the list of this rank's rows.
+
+    Raises:
+        ValueError: an argument is not possible. What only the op can see is a
+            tf.errors.InvalidArgumentError.
+        tf.errors.FailedPreconditionError: ranks have passed different shapes, dtypes or options.
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        mine = hvd.grouped_reducescatter([first, second])
+    """
     if not tensors:
         return list(tensors)
     scales = (prescale_factor, postscale_factor)
@@ -499,7 +566,7 @@ def _reducescatter(
     with tf.device(device):
         chosen = compressor(compression, name or "")
         compressed = [chosen.compress(tensor) for tensor in _tensors(tensors)]
-        scattered = _raw_reducescatter(
+        scattered = raw_reducescatter(
             [tensor for tensor, _ in compressed],
             [wire_name("reducescatter", name, ignore_name_scope)],
             reduce_op(op),
@@ -509,24 +576,16 @@ def _reducescatter(
         return [chosen.decompress(t, context) for t, (_, context) in zip(scattered, compressed, strict=True)]
 
 
-@tf.RegisterGradient("DadReducescatter")
-@collective
-def _reducescatter_gradient(op: Any, *grads: Any) -> list[tf.Tensor]:
-    process_set = op.get_attr("process_set")
-    factor = float(op.get_attr("prescale")) * float(op.get_attr("postscale"))
-    if _require_linear(op, "reducescatter") == Sum:
-        factor *= _set_size(process_set)
-    scaled = [grad * tf.cast(factor, grad.dtype) for grad in _gradients(op, grads)]
-    return raw_allgather(scaled, [wire_name("reducescatter_gradient")], process_set)
-
-
 # join, barrier and the world as ops
 
 
 @collective
 def join() -> tf.Tensor:
-    """This rank has no more data: until all ranks have joined it takes part in the others' collectives
-    with zeros. Returns the last rank to join."""
+    """Says that this rank has no more data, and waits until all ranks have said so.
+
+    Until then it takes part in the collectives of the other ranks with zeros or without rows. The result is
+    the last rank to join.
+    """
     if is_eager():
         prepare_join()
     return lib.dad_join(user_waits=is_eager())
@@ -534,37 +593,101 @@ def join() -> tf.Tensor:
 
 @collective
 def barrier(process_set: ProcessSet = global_process_set) -> Any:
-    """Returns when all ranks have come here. In a graph it is an op."""
+    """Returns when all ranks have come here; in a graph it is an op.
+
+    Args:
+        process_set: the ranks that take part.
+
+    Returns:
+        the op, in a graph.
+
+    Raises:
+        tf.errors.UnknownError: a rank was lost.
+
+    Example::
+
+        hvd.barrier()
+    """
     return lib.dad_barrier(process_set=set_id(process_set), user_waits=is_eager())
 
 
 def size_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """The number of ranks, asked when the graph runs."""
+    """The number of ranks, asked when the graph runs.
+
+    Args:
+        process_set_id: the id of a process set.
+        name: of the op.
+
+    Returns:
+        a scalar of int32.
+
+    Example::
+
+        number = hvd.size_op()
+    """
     return lib.dad_size(process_set=process_set_id, name=name)
 
 
 def rank_op(name: str | None = None) -> tf.Tensor:
-    """The rank, asked when the graph runs."""
+    """The rank, asked when the graph runs.
+
+    Args:
+        name: of the op.
+
+    Returns:
+        a scalar of int32.
+
+    Example::
+
+        number = hvd.rank_op()
+    """
     return lib.dad_rank(name=name)
 
 
 def local_size_op(name: str | None = None) -> tf.Tensor:
-    """The number of ranks on this host, asked when the graph runs."""
+    """The number of ranks on this host, asked when the graph runs.
+
+    Args:
+        name: of the op.
+
+    Returns:
+        a scalar of int32.
+
+    Example::
+
+        number = hvd.local_size_op()
+    """
     return lib.dad_local_size(name=name)
 
 
 def local_rank_op(name: str | None = None) -> tf.Tensor:
-    """The rank on this host, asked when the graph runs."""
+    """The rank on this host, asked when the graph runs.
+
+    Args:
+        name: of the op.
+
+    Returns:
+        a scalar of int32.
+
+    Example::
+
+        number = hvd.local_rank_op()
+    """
     return lib.dad_local_rank(name=name)
 
 
 def process_set_included_op(process_set_id: int = 0, name: str | None = None) -> tf.Tensor:
-    """1 or 0: whether this rank is in the set, asked when the graph runs. Negative: before init(), or there
-    is no such set."""
+    """Whether this rank is in a process set, asked when the graph runs.
+
+    Args:
+        process_set_id: the id of a process set.
+        name: of the op.
+
+    Returns:
+        1 or 0; negative before init(), or if there is no such set.
+
+    Example::
+
+        included = hvd.process_set_included_op(even.process_set_id)
+    """
     return lib.dad_process_set_included(process_set=process_set_id, name=name)
-
-
-for _op in ("DadBroadcastVariables", "DadJoin", "DadBarrier", "DadRank", "DadSize", "DadLocalRank"):
-    tf.no_gradient(_op)
-for _op in ("DadLocalSize", "DadProcessSetIncluded"):
-    tf.no_gradient(_op)

@@ -40,20 +40,41 @@ def DistributedOptimizer(
     fragments: int = 1,
     delay: int = 0,
 ) -> Any:
-    """The optimizer, on gradients that are reduced over the ranks before it uses them.
+    """Makes an optimizer use gradients that are reduced over the ranks.
 
-    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
-    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
-    op: Average, Sum, and for optimizers of tf.compat.v1 also Adasum, which combines the changes that the
-        ranks' own steps make, not the gradients.
-    backward_passes_per_step: gradients of so many calls add up locally before they are reduced and applied;
-        average_aggregated_gradients divides by that number.
-    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
-    groups: a number of groups, or lists of variables, that are reduced together.
-    scale_local_gradients: divides the gradients of local variables by the number of ranks.
-    model: what is trained; gradients of other variables are an error then. With an optimizer of Keras,
-        factors of its layers are found where Keras runs eagerly, too.
-    local_steps, outer, fragments, delay: with an optimizer of Keras, as in dad.keras.DistributedOptimizer.
+    Args:
+        optimizer: of Keras 3, tf_keras or tf.compat.v1.train.
+        name: of the new optimizer.
+        use_locking: as of optimizers of tf.compat.v1.train.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+        backward_passes_per_step: gradients of so many calls add up locally before they are reduced and
+            applied.
+        op: Average, Sum, and for optimizers of tf.compat.v1 also Adasum, which combines the changes
+            that the ranks' own steps make, not the gradients.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        average_aggregated_gradients: divides by backward_passes_per_step.
+        num_groups: deprecated: use `groups`.
+        groups: a number of groups, or lists of variables, that are reduced together.
+        process_set: the ranks that take part.
+        scale_local_gradients: divides the gradients of local variables by the number of ranks.
+        model: what is trained; gradients of other variables are an error then. With an optimizer of
+            Keras, factors of its layers are found where Keras runs eagerly, too.
+        local_steps, outer, fragments, delay: with an optimizer of Keras 3, as of
+            dad.keras.DistributedOptimizer.
+
+    Returns:
+        the optimizer.
+
+    Raises:
+        ValueError: an argument is not possible, or not for this kind of optimizer.
+
+    Example::
+
+        optimizer = hvd.DistributedOptimizer(tf.keras.optimizers.SGD(0.01 * hvd.size()))
     """
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         from dad.tensorflow.keras import DistributedOptimizer as KerasOptimizer

@@ -11,12 +11,20 @@ from dad.tensorflow.compressor_state import CheckpointedState
 
 
 def save_checkpoint(checkpoint: Any, path: str) -> str:
-    """checkpoint.write(path) with what all ranks keep for lossy methods: checkpoint.read(path) then loses
-    nothing, whatever the number of ranks.
+    """Writes a tf.train.Checkpoint with what all ranks keep for lossy methods.
 
-    All ranks call it; the first one writes. Raises CheckpointError on all ranks if one of them fails.
+    All ranks call it; the first one writes. checkpoint.read(path) on all ranks loses nothing then, whatever
+    their number.
 
-    Returns the path, for checkpoint.read() on all ranks.
+    Args:
+        checkpoint: a tf.train.Checkpoint.
+        path: as of checkpoint.write().
+
+    Returns:
+        the path, for checkpoint.read().
+
+    Raises:
+        CheckpointError: a rank has failed; raised on all ranks.
 
     Example::
 

@@ -10,7 +10,7 @@ import tensorflow as tf
 from dad.basics import Sum, is_initialized, size
 from dad.tensorflow.gradients import TAPE_STREAM
 from dad.tensorflow.graph import HAS_KERAS_3, wire_name
-from dad.tensorflow.ops import raw_allreduce
+from dad.tensorflow.raw_ops import raw_allreduce
 
 # One stream per layer: the statistics of one depend on those of the layer before.
 _STREAMS = TAPE_STREAM << 1
@@ -18,10 +18,21 @@ _num_layers = 0
 
 
 class SyncBatchNormalization(tf.keras.layers.BatchNormalization):
-    """BatchNormalization on the joined batch of all ranks, which may be of unequal size.
+    """tf.keras.layers.BatchNormalization on the joined batch of all ranks.
 
-    As with Horovod the gradients of gamma and beta are those of this rank's rows; the optimizer reduces them
-    like any other.
+    Batches may be of unequal size. As with Horovod the gradients of gamma and beta are those of this rank's
+    rows; the optimizer reduces them like any other.
+
+    Args:
+        fused: False; True is an error, as with Horovod.
+        **kwargs: the arguments of BatchNormalization.
+
+    Raises:
+        ValueError: `fused` or `synchronized` is set.
+
+    Example::
+
+        model = tf.keras.Sequential([tf.keras.layers.Dense(64), hvd.SyncBatchNormalization()])
     """
 
     def __init__(self, fused: bool | None = False, **kwargs: Any) -> None:

@@ -77,13 +77,37 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """The tape, as an instance of a subclass of its own class whose gradient() is reduced over the ranks.
+    """Makes the gradient() of a tape return gradients that are reduced over the ranks.
 
-    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
-    sparse_as_dense: sends tf.IndexedSlices as dense tensors.
-    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
-    groups: a number of groups, or lists of variables, that are reduced together.
-    scale_local_gradients: divides the gradients of local sources by the number of ranks.
+    The result is an instance of a subclass of the tape's own class.
+
+    Args:
+        gradtape: a tf.GradientTape.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+        op: Average, Sum, Min, Max, Product or Adasum.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        num_groups: deprecated: use `groups`.
+        groups: a number of groups, or lists of variables, that are reduced together.
+        process_set: the ranks that take part.
+        scale_local_gradients: divides the gradients of local sources (register_local_source()) by the
+            number of ranks.
+
+    Returns:
+        the tape.
+
+    Raises:
+        ValueError: an argument is not possible, or the tape is distributed already.
+
+    Example::
+
+        with tf.GradientTape() as tape:
+            loss = loss_function(labels, model(inputs))
+        tape = hvd.DistributedGradientTape(tape)
+        gradients = tape.gradient(loss, model.trainable_variables)
     """
     if isinstance(gradtape, _DistributedTape):
         raise ValueError("this tape is a DistributedGradientTape already")
@@ -121,8 +145,29 @@ def PartialDistributedGradientTape(
     local_layers: Any = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """DistributedGradientTape that leaves the gradients of `local_layers` (a layer of Keras, or several) as
-    they are on this rank."""
+    """A DistributedGradientTape that leaves the gradients of some layers as they are.
+
+    The other arguments, the result and the errors are those of DistributedGradientTape().
+
+    Args:
+        gradtape: a tf.GradientTape.
+        device_dense: where dense tensors are reduced, as tf.device() takes it.
+        device_sparse: where tf.IndexedSlices are gathered.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        sparse_as_dense: sends tf.IndexedSlices as dense tensors.
+        op: Average, Sum, Min, Max, Product or Adasum.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        num_groups: deprecated: use `groups`.
+        groups: a number of groups, or lists of variables, that are reduced together.
+        process_set: the ranks that take part.
+        local_layers: a layer of Keras, or several: their gradients stay on this rank.
+        scale_local_gradients: divides them by the number of ranks.
+
+    Example::
+
+        tape = hvd.PartialDistributedGradientTape(tape, local_layers=model.layers[0])
+    """
     local_weights = weights_of(local_layers)
     tape = DistributedGradientTape(
         gradtape,

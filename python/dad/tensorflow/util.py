@@ -33,14 +33,36 @@ class _Reference:
 
 
 def vars_to_refs(variables: Any) -> Any:
-    """A hashable reference to a variable; for a list, a tuple of them."""
+    """Makes hashable references of variables.
+
+    Args:
+        variables: a variable, or a list of them.
+
+    Returns:
+        a reference with deref(); of a list, a tuple of them.
+
+    Example::
+
+        references = hvd.vars_to_refs(model.trainable_variables)
+    """
     if isinstance(variables, list):
         return tuple(map(vars_to_refs, variables))
     return variables.ref() if hasattr(variables, "ref") else _Reference(variables)
 
 
 def refs_to_vars(references: Any) -> Any:
-    """The variables that vars_to_refs() was given."""
+    """The variables of which vars_to_refs() has made references.
+
+    Args:
+        references: what vars_to_refs() has returned.
+
+    Returns:
+        the variable; of a tuple, a list of them.
+
+    Example::
+
+        variables = hvd.refs_to_vars(references)
+    """
     if isinstance(references, tuple):
         return list(map(refs_to_vars, references))
     return references.deref()

@@ -53,22 +53,25 @@ from dad.torch.functions import (
     broadcast_optimizer_state,
     broadcast_parameters,
 )
-from dad.torch.ops import (
+from dad.torch.handles import poll, synchronize
+from dad.torch.move_ops import (
     allgather,
     allgather_async,
-    allreduce,
-    allreduce_,
-    allreduce_async,
-    allreduce_async_,
     alltoall,
     alltoall_async,
-    barrier,
     broadcast,
     broadcast_,
     broadcast_async,
     broadcast_async_,
     grouped_allgather,
     grouped_allgather_async,
+)
+from dad.torch.ops import (
+    allreduce,
+    allreduce_,
+    allreduce_async,
+    allreduce_async_,
+    barrier,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
@@ -76,11 +79,9 @@ from dad.torch.ops import (
     grouped_reducescatter,
     grouped_reducescatter_async,
     join,
-    poll,
     reducescatter,
     reducescatter_async,
     sparse_allreduce_async,
-    synchronize,
 )
 from dad.torch.optimizer import DistributedOptimizer
 from dad.torch.replicas import check_replicas

@@ -19,8 +19,9 @@ from dad.planning.table import plan_rows
 from dad.process_sets import ProcessSet
 from dad.state.replicas import Replica, ReplicaCheck
 from dad.torch.compression import compressor
+from dad.torch.handles import synchronize
 from dad.torch.naming import Named, describe, new_names
-from dad.torch.ops import allreduce_, allreduce_async_, synchronize
+from dad.torch.ops import allreduce_, allreduce_async_
 from dad.torch.replicas import CURES, dense, hyperparameters
 from dad.torch.slots import Slot
 

@@ -11,7 +11,8 @@ import torch
 from dad.basics import Sum
 from dad.process_sets import ProcessSet
 from dad.torch._load import _torch
-from dad.torch.ops import allreduce_async, synchronize
+from dad.torch.handles import synchronize
+from dad.torch.ops import allreduce_async
 
 
 class BatchCounter:

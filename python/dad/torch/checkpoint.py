@@ -33,11 +33,26 @@ def as_arrays(value: Any) -> Any:
 
 
 def merge_states(states: list[dict[str, Any]], new_size: int) -> list[dict[str, Any]]:
-    """The optimizer states of all ranks (state_dict() of each), for another number of ranks: one for each new
-    rank, to be given to its load_state_dict(). Nothing that a rank had kept for later steps is lost.
+    """Converts the optimizer states of all ranks to another number of ranks.
 
-    save() and load() do this by themselves. Without it a rank takes over what the rank of the same number has
-    saved, and what ranks that are gone have kept is lost: fine when ranks are added.
+    Nothing that a rank had kept for later steps is lost. save() and load() do this by themselves. Without
+    it a rank takes over what the rank of the same number has saved, which is fine only when ranks are
+    added.
+
+    Args:
+        states: the state_dict() of the optimizer of every rank.
+        new_size: the new number of ranks.
+
+    Returns:
+        a state for each new rank, for its load_state_dict().
+
+    Raises:
+        ValueError: `states` is empty or incomplete, or `new_size` is less than 1.
+
+    Example::
+
+        states = [torch.load(f"rank{rank}.pt") for rank in range(4)]
+        optimizer.load_state_dict(hvd.merge_states(states, 2)[hvd.rank()])
     """
     if new_size < 1:
         raise ValueError(f"new_size={new_size} is not possible; 1 or more")
@@ -59,19 +74,23 @@ def save(
     optimizer: torch.optim.Optimizer | None = None,
     **extra: Any,
 ) -> None:
-    """Writes a checkpoint with the state of all ranks to one file, which load() reads on any number of ranks.
+    """Writes a checkpoint with the state of all ranks to one file.
 
-    All ranks call it; the first one writes. The file replaces an older one only when it is complete.
+    All ranks call it; the first one writes. The file replaces an older one only when it is complete. load()
+    reads it on any number of ranks.
 
-    model, optimizer: whose state_dict() is saved. The parameters are those of the first rank.
-    extra: what else load() shall return, such as epoch=3; the first rank's.
+    Args:
+        path: the file, on a disk of the first rank.
+        model: whose state_dict() is saved: the parameters of the first rank.
+        optimizer: whose state is saved.
+        **extra: what else load() shall return, such as epoch=3; the first rank's.
 
-    Raises CheckpointError on all ranks if one of them fails; an older file is left as it was.
+    Raises:
+        CheckpointError: a rank has failed; raised on all ranks. An older file is left as it was.
 
     Example::
 
         hvd.save("run.pt", model=model, optimizer=optimizer, epoch=epoch)
-        epoch = hvd.load("run.pt", model=model, optimizer=optimizer)["epoch"]
     """
     ranks = AllRanks(_process_set_of(optimizer))
     mine: dict[str, Any] = {}
@@ -100,16 +119,27 @@ def load(
     optimizer: torch.optim.Optimizer | None = None,
     weights_only: bool = True,
 ) -> dict[str, Any]:
-    """Reads a checkpoint of save() into model and optimizer, and returns what else was saved.
+    """Reads a checkpoint of save() into a model and an optimizer.
 
-    All ranks call it; only the first one reads the file, and the others need not have it. On as many ranks as
-    it was saved by, training continues with the same bits. On another number of ranks nothing that a rank had
-    kept for later steps is lost. It also reads what save() has written in a job of any size in one process
-    that has not called init().
+    All ranks call it; only the first one reads the file, and the others need not have it. On as many ranks
+    as it was saved by, training continues with the same bits. On another number nothing that a rank had
+    kept for later steps is lost. It also works in one process that has not called init().
 
-    weights_only: as of torch.load(): False if extra values are objects of classes of your own.
+    Args:
+        path: the file, on a disk of the first rank.
+        model: gets the parameters.
+        optimizer: gets the state.
+        weights_only: as of torch.load(): False if extra values are objects of your own classes.
 
-    Raises CheckpointError on all ranks if one of them fails.
+    Returns:
+        what else was saved, as a dictionary.
+
+    Raises:
+        CheckpointError: a rank has failed; raised on all ranks.
+
+    Example::
+
+        epoch = hvd.load("run.pt", model=model, optimizer=optimizer)["epoch"]
     """
     ranks = AllRanks(_process_set_of(optimizer))
     common: dict[str, Any] = {}

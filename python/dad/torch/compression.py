@@ -46,6 +46,18 @@ class BF16Compressor(_methods.Bf16):
 
 
 class Compression(_methods.Compression):
+    """The methods by which gradients can be sent, as attributes.
+
+    Single collectives take none, fp16 and bf16, or a class with compress() and decompress() as Horovod has
+    them. docs/methods.md describes all methods and their options.
+
+    Example::
+
+        hvd.Compression.auto
+        hvd.Compression.rank_dad(rank=8)
+        hvd.allreduce(tensor, compression=hvd.Compression.bf16)
+    """
+
     none = NoneCompressor
     fp16 = FP16Compressor
     bf16 = BF16Compressor

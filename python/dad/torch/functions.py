@@ -12,13 +12,24 @@ from dad.basics import rank
 from dad.local_steps.saved import is_local
 from dad.log import log
 from dad.process_sets import ProcessSet, global_process_set
-from dad.torch.ops import allgather, broadcast_, broadcast_async_, synchronize
+from dad.torch.handles import synchronize
+from dad.torch.move_ops import allgather, broadcast_, broadcast_async_
 
 
 def broadcast_parameters(params: Any, root_rank: int) -> None:
-    """Gives all ranks the root's values, in place.
+    """Gives all ranks the parameters of one of them, in place.
 
-    params: model.state_dict(), model.named_parameters() or model.parameters(), or lists of these.
+    Args:
+        params: model.state_dict(), model.named_parameters() or model.parameters(), or lists of these.
+        root_rank: whose values they are.
+
+    Raises:
+        ValueError: `params` is or has something else.
+        MismatchError: ranks have passed different parameters.
+
+    Example::
+
+        hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     """
     if isinstance(params, Mapping):
         named = sorted(params.items())
@@ -64,10 +75,18 @@ def _map_tree(tree: Any, kind: type, function: Any) -> Any:
 def broadcast_optimizer_state(
     optimizer: torch.optim.Optimizer, root_rank: int, model: torch.nn.Module | None = None
 ) -> None:
-    """Gives all ranks the root's optimizer state and options, whatever state they have themselves.
+    """Gives all ranks the state and options of one rank's optimizer.
 
-    Works for any optimizer: structure, numbers and None travel pickled, tensors by broadcast.
-    `model` is accepted for Horovod's sake.
+    It works for any optimizer: structure, numbers and None travel pickled, tensors by broadcast.
+
+    Args:
+        optimizer: a torch.optim.Optimizer, wrapped or not.
+        root_rank: whose state it is.
+        model: accepted for Horovod's sake.
+
+    Example::
+
+        hvd.broadcast_optimizer_state(optimizer, root_rank=0)
     """
     is_root = rank() == root_rank
     tensors: list[torch.Tensor] = []
@@ -111,7 +130,21 @@ def _to_bytes(obj: Any) -> torch.Tensor:
 def broadcast_object(
     obj: Any, root_rank: int = 0, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> Any:
-    """The root's object, on all ranks; it travels pickled."""
+    """Gives all ranks the object of one of them; it travels pickled.
+
+    Args:
+        obj: anything that cloudpickle takes. On the other ranks it is not looked at.
+        root_rank: whose object it is.
+        name: of the collective, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        the root's object.
+
+    Example::
+
+        settings = hvd.broadcast_object(settings, root_rank=0)
+    """
     # Not the type of obj, as in Horovod: ranks that have only None to give would use another name.
     name = name or "broadcast_object"
     is_root = rank() == root_rank
@@ -127,7 +160,20 @@ def broadcast_object(
 def allgather_object(
     obj: Any, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """The objects of all ranks, by rank; they travel pickled."""
+    """Gives all ranks the objects of all of them; they travel pickled.
+
+    Args:
+        obj: anything that cloudpickle takes.
+        name: of the collective, the same on all ranks.
+        process_set: the ranks that take part.
+
+    Returns:
+        the list of objects, by rank.
+
+    Example::
+
+        hosts = hvd.allgather_object(socket.gethostname())
+    """
     name = name or "allgather_object"
     data = _to_bytes(obj)
     counts = allgather(torch.tensor([data.numel()]), name=f"{name}.size", process_set=process_set).tolist()

@@ -20,9 +20,11 @@ from dad.planning.table import plan_rows
 from dad.process_sets import ProcessSet
 from dad.torch.checkpoint import as_arrays
 from dad.torch.gradient_sync import GradientSync
+from dad.torch.handles import synchronize
 from dad.torch.local_statistics import Statistics
+from dad.torch.move_ops import broadcast_async
 from dad.torch.naming import Named
-from dad.torch.ops import allreduce_async, broadcast_async, synchronize
+from dad.torch.ops import allreduce_async
 
 Tensors = list[torch.Tensor]
 

@@ -8,7 +8,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dad.basics import Sum
 from dad.process_sets import ProcessSet
-from dad.torch.ops import allreduce_async, synchronize
+from dad.torch.handles import synchronize
+from dad.torch.ops import allreduce_async
 from dad.torch.sync_batch_norm import SyncBatchNorm
 
 

@@ -1,4 +1,4 @@
-"""The collectives: Horovod's names and argument order.
+"""The collectives that reduce tensors, join() and barrier(): Horovod's names and argument order.
 
 The blocking forms without underscore are torch ops: differentiable, and kept in the graph by
 torch.compile. The `_async` forms return a handle for poll() and synchronize(). The forms that end
@@ -21,94 +21,14 @@ from dad.process_sets import ProcessSet, global_process_set
 from dad.torch import graph_ops  # noqa: F401  registers shapes and gradients
 from dad.torch._load import _torch
 from dad.torch.compression import Compression, compressor
+from dad.torch.handles import all_tensors, ended, some, submit, synchronize
+from dad.torch.move_ops import allgather_async
 
 Tensors = Sequence[torch.Tensor]
-# What synchronize() takes: a number, or what sparse_allreduce_async() returned.
-Handle = int | Callable[..., torch.Tensor]
-
 _ALLREDUCE = _torch.KINDS["allreduce"]
-_ALLGATHER = _torch.KINDS["allgather"]
-_BROADCAST = _torch.KINDS["broadcast"]
-_ALLTOALL = _torch.KINDS["alltoall"]
 _REDUCESCATTER = _torch.KINDS["reducescatter"]
 _BARRIER = _torch.KINDS["barrier"]
 _JOIN = _torch.KINDS["join"]
-
-
-def _some(tensors: Tensors) -> list[torch.Tensor]:
-    tensors = list(tensors)
-    if not tensors:
-        raise ValueError("a grouped collective needs at least one tensor")
-    return tensors
-
-
-def _all_tensors(values: Tensors) -> list[torch.Tensor]:
-    for value in values:
-        if not isinstance(value, torch.Tensor):
-            what = type(value).__name__
-            raise ValueError(f"expected a torch.Tensor, got {what}; torch.as_tensor() makes one of it")
-    return list(values)
-
-
-# Named collectives that were started and not waited for: by process set, kind and name, and by handle.
-_in_flight: dict[tuple[int, int, str], int] = {}
-_names: dict[int, tuple[int, int, str]] = {}
-
-
-def _submit(
-    kind: int,
-    tensors: list[torch.Tensor],
-    grouped: bool,
-    in_place: bool,
-    name: str | None,
-    op: int,
-    root_rank: int,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-    splits: Sequence[int] = (),
-) -> int:
-    key = (process_set, kind, name or "")
-    earlier = _in_flight.get(key)
-    if earlier is not None:
-        # The core would say so too, but only to those who wait for the second one.
-        if not _is_done(earlier):
-            raise ValueError(
-                f'"{name}": a tensor of this name is in flight already; names must be unique until a '
-                "collective is done"
-            )
-        _ended(earlier)
-    _all_tensors(tensors)
-    handle = _torch.submit(
-        kind,
-        tensors,
-        grouped=grouped,
-        in_place=in_place,
-        name=name or "",
-        op=op,
-        root_rank=root_rank,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=process_set,
-        splits=splits,
-    )
-    if name:
-        _in_flight[key] = handle
-        _names[handle] = key
-    return handle
-
-
-def _is_done(handle: int) -> bool:
-    try:
-        return _torch.poll(handle)
-    except ValueError:  # given up by those who started it
-        return True
-
-
-def _ended(handle: int) -> None:
-    key = _names.pop(handle, None)
-    if key is not None:
-        _in_flight.pop(key, None)
 
 
 def _reduce_async(
@@ -123,7 +43,7 @@ def _reduce_async(
     process_set: ProcessSet,
 ) -> int:
     number = set_id(process_set)
-    return _submit(kind, tensors, grouped, in_place, name, op, -1, prescale, postscale, number)
+    return submit(kind, tensors, grouped, in_place, name, op, -1, prescale, postscale, number)
 
 
 # allreduce
@@ -138,7 +58,18 @@ def allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """Starts the reduction of a tensor over the ranks; `tensor` is not modified."""
+    """Starts allreduce() and returns at once.
+
+    Arguments and errors are those of allreduce().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.allreduce_async(tensor, name="x")
+        result = hvd.synchronize(handle)
+    """
     op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
@@ -154,7 +85,18 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """allreduce_async in place."""
+    """Starts allreduce_(), which writes the result into `tensor`, and returns at once.
+
+    Arguments and errors are those of allreduce().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.allreduce_async_(tensor, name="x")
+        hvd.synchronize(handle)
+    """
     op = reduce_op(op, average)
     return _reduce_async(
         _ALLREDUCE, [tensor], False, True, name, op, prescale_factor, postscale_factor, process_set
@@ -171,7 +113,34 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """The reduction of a tensor over the ranks: by default their mean."""
+    """Reduces a tensor over the ranks, by default to their mean.
+
+    It is differentiable, and stays in the graph of torch.compile.
+
+    Args:
+        tensor: is not modified.
+        average: deprecated: use `op`.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: it is
+            numbered in the order of the calls.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Adasum, Min, Max or Product. None: Average.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+
+    Returns:
+        a tensor of the same shape and dtype, with the same bits on all ranks.
+
+    Raises:
+        ValueError: an argument is not possible. The other ranks know nothing of it.
+        MismatchError: ranks have passed different shapes, dtypes or options.
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        mean = hvd.allreduce(loss.detach(), name="loss")
+        total = hvd.allreduce(torch.tensor(count), op=hvd.Sum)
+    """
     (reduced,) = _reduce(
         torch.ops.dad.allreduce,
         [tensor],
@@ -194,7 +163,10 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """allreduce in place."""
+    """Reduces a tensor over the ranks in place: the result is written into `tensor`.
+
+    Arguments, result and errors are those of allreduce().
+    """
     return synchronize(
         allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -209,10 +181,29 @@ def grouped_allreduce_async(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """allreduce_async of several tensors that are reduced together or not at all."""
+    """Starts grouped_allreduce() and returns at once.
+
+    Arguments and errors are those of grouped_allreduce().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.grouped_allreduce_async(tensors, name="x")
+        result = hvd.synchronize(handle)
+    """
     op = reduce_op(op, average)
     return _reduce_async(
-        _ALLREDUCE, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
+        _ALLREDUCE,
+        some(tensors),
+        True,
+        False,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -225,10 +216,29 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> int:
-    """grouped_allreduce_async in place."""
+    """Starts grouped_allreduce_(), which writes into the tensors, and returns at once.
+
+    Arguments and errors are those of grouped_allreduce().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.grouped_allreduce_async_(tensors, name="x")
+        hvd.synchronize(handle)
+    """
     op = reduce_op(op, average)
     return _reduce_async(
-        _ALLREDUCE, _some(tensors), True, True, name, op, prescale_factor, postscale_factor, process_set
+        _ALLREDUCE,
+        some(tensors),
+        True,
+        True,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -242,10 +252,36 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """allreduce of several tensors that are reduced together or not at all."""
+    """Reduces several tensors, which travel together, over the ranks.
+
+    They are reduced together or not at all.
+
+    Args:
+        tensors: at least one; they are not modified.
+        average: deprecated: use `op`.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: it is
+            numbered in the order of the calls.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Adasum, Min, Max or Product. None: Average.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+        process_set: the ranks that take part.
+
+    Returns:
+        the list of results.
+
+    Raises:
+        ValueError: an argument is not possible. The other ranks know nothing of it.
+        MismatchError: ranks have passed different shapes, dtypes or options.
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        losses, counts = hvd.grouped_allreduce([losses, counts], name="metrics")
+    """
     return _reduce(
         torch.ops.dad.allreduce,
-        _some(tensors),
+        some(tensors),
         name,
         compression,
         reduce_op(op, average),
@@ -264,7 +300,10 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """grouped_allreduce in place."""
+    """Reduces several tensors over the ranks in place.
+
+    Arguments, result and errors are those of grouped_allreduce().
+    """
     return synchronize(
         grouped_allreduce_async_(tensors, average, name, op, prescale_factor, postscale_factor, process_set)
     )
@@ -281,7 +320,7 @@ def _reduce(
     process_set: ProcessSet,
 ) -> list[torch.Tensor]:
     chosen = compressor(compression, name or "")
-    _all_tensors(tensors)
+    all_tensors(tensors)
     compressed = [chosen.compress(tensor) for tensor in tensors]
     # What stats() compares an allreduce with.
     sizes = [[tensor.numel() * tensor.element_size() for tensor in tensors]]
@@ -300,8 +339,25 @@ def _reduce(
 def sparse_allreduce_async(
     tensor: torch.Tensor, name: str, op: int, process_set: ProcessSet = global_process_set
 ) -> Callable[..., torch.Tensor]:
-    """Starts the sum or mean of sparse COO tensors; call what it returns (or give it to
-    synchronize) for the coalesced result."""
+    """Starts the sum or mean of sparse COO tensors.
+
+    Args:
+        tensor: a sparse COO tensor.
+        name: of the tensor, the same on all ranks.
+        op: Sum or Average.
+        process_set: the ranks that take part.
+
+    Returns:
+        a function: call it, or give it to synchronize(), for the coalesced result.
+
+    Raises:
+        ValueError: `op` is neither Sum nor Average.
+
+    Example::
+
+        finish = hvd.sparse_allreduce_async(gradient, name="embedding", op=hvd.Average)
+        gradient = hvd.synchronize(finish)
+    """
     if op not in (Sum, Average):
         raise ValueError("sparse tensors can be reduced with op=Sum and op=Average")
     # Rows of the gathered tensors are entries, so indices travel with one entry per row.
@@ -323,7 +379,7 @@ def sparse_allreduce_async(
             # Both handles end, whichever of them fails.
             for handle in handles[len(parts) :]:
                 _torch.forget(handle)
-                _ended(handle)
+                ended(handle)
             raise
         indices, values = parts
         parts.clear()  # the handles have ended: a second call is an error
@@ -332,138 +388,6 @@ def sparse_allreduce_async(
         return torch.sparse_coo_tensor(indices.t(), values, tensor.shape, check_invariants=False).coalesce()
 
     return finish
-
-
-# allgather
-
-
-def allgather_async(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    """Starts the concatenation of the ranks' tensors; their first dimensions may differ."""
-    return _reduce_async(_ALLGATHER, [tensor], False, False, name, Sum, 1.0, 1.0, process_set)
-
-
-def allgather(
-    tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> torch.Tensor:
-    """The ranks' tensors one after the other; their first dimensions may differ."""
-    return torch.ops.dad.allgather(_all_tensors([tensor]), name or "", set_id(process_set))[0]
-
-
-def grouped_allgather_async(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> int:
-    return _reduce_async(_ALLGATHER, _some(tensors), True, False, name, Sum, 1.0, 1.0, process_set)
-
-
-def grouped_allgather(
-    tensors: Tensors, name: str | None = None, process_set: ProcessSet = global_process_set
-) -> list[torch.Tensor]:
-    return torch.ops.dad.allgather(_all_tensors(_some(tensors)), name or "", set_id(process_set))
-
-
-# broadcast
-
-
-def _broadcast_async(
-    tensor: torch.Tensor, in_place: bool, root_rank: int, name: str | None, process_set: ProcessSet
-) -> int:
-    number = set_id(process_set)
-    return _submit(_BROADCAST, [tensor], False, in_place, name, Sum, root_rank, 1.0, 1.0, number)
-
-
-def broadcast_async(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Starts sending the root's tensor to all; `tensor` is not modified. root_rank is a global rank."""
-    return _broadcast_async(tensor, False, root_rank, name, process_set)
-
-
-def broadcast_async_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """broadcast_async in place."""
-    return _broadcast_async(tensor, True, root_rank, name, process_set)
-
-
-def broadcast(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """The root's tensor, on all ranks."""
-    (tensor,) = _all_tensors([tensor])
-    return torch.ops.dad.broadcast(tensor, root_rank, name or "", set_id(process_set))
-
-
-def broadcast_(
-    tensor: torch.Tensor,
-    root_rank: int,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor:
-    """broadcast in place."""
-    return synchronize(broadcast_async_(tensor, root_rank, name, process_set))
-
-
-# alltoall
-
-
-def _checked_splits(tensor: torch.Tensor, splits: Any, process_set: ProcessSet) -> torch.Tensor:
-    """How many rows go to each rank: as given, else evenly."""
-    if not (size := process_set.size()):
-        raise ValueError("dad has not been initialized; call init() first")
-    _all_tensors([tensor])
-    if tensor.dim() == 0:
-        raise ValueError("alltoall needs a tensor with at least one dimension")
-    rows = tensor.shape[0]
-    if splits is None:
-        if rows % size:
-            raise ValueError(f"alltoall without splits: {rows} rows cannot be divided evenly by {size} ranks")
-        return torch.full((size,), rows // size, dtype=torch.int32)
-    if not isinstance(splits, torch.Tensor):
-        splits = torch.tensor(splits, dtype=torch.int32)
-    if splits.dim() != 1 or len(splits) != size:
-        raise ValueError(f"alltoall: splits has shape {list(splits.shape)}, expected one per rank: [{size}]")
-    # While torch.compile traces, their values are not known; the core checks them.
-    if not torch.compiler.is_compiling() and (bool((splits < 0).any()) or int(splits.sum()) != rows):
-        raise ValueError(f"alltoall: splits {splits.tolist()} do not add up to the tensor's {rows} rows")
-    return splits
-
-
-def alltoall_async(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> int:
-    """Starts sending splits[i] rows to rank i; synchronize() gives the rows received and how many
-    came from each rank."""
-    number = set_id(process_set)
-    rows = _checked_splits(tensor, splits, process_set).tolist()
-    return _submit(_ALLTOALL, [tensor], False, False, name, Sum, -1, 1.0, 1.0, number, rows)
-
-
-def alltoall(
-    tensor: torch.Tensor,
-    splits: torch.Tensor | Sequence[int] | None = None,
-    name: str | None = None,
-    process_set: ProcessSet = global_process_set,
-) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Sends splits[i] rows to rank i. Returns the rows received and, where splits are given, how many
-    came from each rank."""
-    number = set_id(process_set)
-    rows = _checked_splits(tensor, splits, process_set)
-    output, received = torch.ops.dad.alltoall(tensor, rows, name or "", number)
-    return output if splits is None else (output, received)
 
 
 # reducescatter
@@ -477,8 +401,18 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
-    """Starts a reduction of which every rank gets some rows, the lowest ranks one more where they do
-    not divide evenly."""
+    """Starts reducescatter() and returns at once.
+
+    Arguments and errors are those of reducescatter().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.reducescatter_async(tensor)
+        result = hvd.synchronize(handle)
+    """
     op = scatter_op(op)
     return _reduce_async(
         _REDUCESCATTER, [tensor], False, False, name, op, prescale_factor, postscale_factor, process_set
@@ -494,7 +428,30 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """This rank's rows of the reduced tensor."""
+    """Reduces a tensor over the ranks and gives every rank some of its rows.
+
+    Args:
+        tensor: has at least one dimension.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: it is
+            numbered in the order of the calls.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Min, Max or Product.
+        process_set: the ranks that take part.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        this rank's rows. Where they do not divide evenly, the lowest ranks get one more.
+
+    Raises:
+        ValueError: an argument is not possible. The other ranks know nothing of it.
+        MismatchError: ranks have passed different shapes, dtypes or options.
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        mine = hvd.reducescatter(tensor, op=hvd.Sum)
+    """
     scales = (prescale_factor, postscale_factor)
     return grouped_reducescatter([tensor], name, compression, op, process_set, *scales)[0]
 
@@ -507,9 +464,29 @@ def grouped_reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> int:
+    """Starts grouped_reducescatter() and returns at once.
+
+    Arguments and errors are those of grouped_reducescatter().
+
+    Returns:
+        a handle for poll() and synchronize().
+
+    Example::
+
+        handle = hvd.grouped_reducescatter_async(tensors)
+        result = hvd.synchronize(handle)
+    """
     op = scatter_op(op)
     return _reduce_async(
-        _REDUCESCATTER, _some(tensors), True, False, name, op, prescale_factor, postscale_factor, process_set
+        _REDUCESCATTER,
+        some(tensors),
+        True,
+        False,
+        name,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
     )
 
 
@@ -522,9 +499,33 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
+    """Reduces and scatters several tensors, which travel together.
+
+    Args:
+        tensors: at least one.
+        name: of the tensor in errors, timelines and stats(), the same on all ranks. None: it is
+            numbered in the order of the calls.
+        compression: none, fp16 or bf16: how the tensor travels.
+        op: Average, Sum, Min, Max or Product.
+        process_set: the ranks that take part.
+        prescale_factor: multiplies the tensor before the reduction.
+        postscale_factor: multiplies the result.
+
+    Returns:
+        the list of this rank's rows.
+
+    Raises:
+        ValueError: an argument is not possible. The other ranks know nothing of it.
+        MismatchError: ranks have passed different shapes, dtypes or options.
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        mine = hvd.grouped_reducescatter([first, second])
+    """
     return _reduce(
         torch.ops.dad.reducescatter,
-        _some(tensors),
+        some(tensors),
         name,
         compression,
         scatter_op(op),
@@ -534,44 +535,30 @@ def grouped_reducescatter(
     )
 
 
-# handles, join, barrier
-
-
-def poll(handle: int) -> bool:
-    """Whether synchronize() would return at once; of CUDA tensors: whether the device has the result, too."""
-    return _torch.poll(handle)
-
-
-def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
-    """Waits for an asynchronous collective and returns its result: a tensor, a list for a grouped one,
-    (output, received splits) for alltoall. Raises what went wrong. Ends the handle.
-
-    Of CUDA tensors it returns when the work is on its way to the device, and makes the current stream of
-    that device wait for the result: kernels that come later see it, the host does not wait.
-
-    timeout: seconds after which it gives up with a TimeoutError. The collective goes on, and the handle
-    can be waited for again.
-    """
-    if timeout is not None and not timeout >= 0:
-        raise ValueError(f"timeout={timeout}: expected seconds, at least 0")
-    if callable(handle):
-        return handle(timeout)
-    try:
-        output, received_splits, _ = _torch.wait(handle, timeout)
-    except TimeoutError:
-        raise
-    except BaseException:
-        _ended(handle)
-        raise
-    _ended(handle)
-    if received_splits:
-        return output, torch.tensor(received_splits, dtype=torch.int32)
-    return output
+# join, barrier
 
 
 def join(device: int = -1) -> int:
-    """This rank has no more data: until all ranks have joined it takes part in the others' collectives
-    with zeros. Returns the last rank to join. `device` is accepted for Horovod's sake."""
+    """Says that this rank has no more data, and waits until all ranks have said so.
+
+    Until then it takes part in the collectives of the other ranks with zeros or without rows. Call it after
+    the last step where ranks have different numbers of batches.
+
+    Args:
+        device: accepted for Horovod's sake.
+
+    Returns:
+        the last rank to join.
+
+    Raises:
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        for batch in loader:
+            train_step(batch)
+        hvd.join()
+    """
     prepare_join()
     _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
     return last_rank
@@ -583,6 +570,17 @@ def joins() -> int:
 
 
 def barrier(process_set: ProcessSet = global_process_set) -> None:
-    """Returns when all ranks have come here."""
+    """Returns when all ranks have come here.
+
+    Args:
+        process_set: the ranks that take part.
+
+    Raises:
+        HorovodInternalError: a rank was lost.
+
+    Example::
+
+        hvd.barrier()
+    """
     number = set_id(process_set)
     _torch.wait(_torch.submit(_BARRIER, [], False, False, "barrier", Sum, -1, 1.0, 1.0, number))

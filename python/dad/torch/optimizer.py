@@ -233,27 +233,50 @@ def DistributedOptimizer(
     fragments: int = 1,
     delay: int = 0,
 ) -> Any:
-    """The optimizer, as an instance of a subclass of its own class that reduces gradients over the ranks
-    before it uses them. They are sent while backward() still runs. step() waits for them, and so does
-    whoever uses .grad before, for example to clip it.
+    """Makes an optimizer use gradients that are reduced over the ranks.
 
-    named_parameters: model.named_parameters(); names the tensors in errors, timelines and statistics.
-    compression: a method of Compression. None: what DAD_COMPRESSION says, else dense.
-    backward_passes_per_step: backward() runs that often before step(); the gradients add up.
-    op: Average, Sum, Min, Max, Product, or Adasum (which combines the updates, not the gradients).
-    gradient_predivide_factor: with Average, divides by this before the sum and by size/this after it.
-    groups: a number of groups, or lists of parameters, that are reduced together.
-    sparse_as_dense: sends sparse gradients as dense ones.
-    model: names parameters of groups that are added later.
-    weighted: ranks count by their samples, the leading dimension of what goes into the model; or what
-        optimizer.set_batch_size(samples) says before each backward().
-    local_steps: ranks take that many steps by themselves before they average the changes of their weights; or
-        a time such as "5s" (docs/local_steps.md). The default, with that of the next three, can be changed
-        from outside: dadrun --local-steps, --outer, --fragments, --delay.
-    outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as it is.
-    fragments: the model is exchanged in so many parts in turn, while training goes on.
-    delay: 1: the result of an exchange is applied when the next one begins, so that the line has all the
-        time between them.
+    The result is an instance of a subclass of the optimizer's own class. Gradients are sent while
+    backward() still runs. step() waits for them, and so does whoever uses .grad before, for example to clip
+    it.
+
+    Args:
+        optimizer: any torch.optim.Optimizer.
+        named_parameters: model.named_parameters(); names the tensors in errors, timelines and
+            statistics.
+        compression: a method of Compression or its name. None: what DAD_COMPRESSION says, else dense.
+        backward_passes_per_step: backward() runs that often before step(); the gradients add up.
+        op: Average, Sum, Min, Max, Product, or Adasum, which combines the updates and not the
+            gradients.
+        gradient_predivide_factor: with Average, divides by this before the sum and by size/this after
+            it.
+        num_groups: deprecated: use `groups`.
+        groups: a number of groups, or lists of parameters, that are reduced together.
+        sparse_as_dense: sends sparse gradients as dense ones.
+        process_set: the ranks that take part.
+        model: names parameters of groups that are added later.
+        weighted: ranks count by their samples: the leading dimension of what goes into the model, or
+            what optimizer.set_batch_size(samples) says before each backward().
+        local_steps: ranks take that many steps by themselves before they average the changes of their
+            weights; or a time such as "5s" (docs/local_steps.md). The defaults of this and the next
+            three can be changed from outside: dadrun --local-steps, --outer, --fragments, --delay.
+        outer: what is done with the mean change: Outer(lr, momentum, nesterov). None: it is applied as
+            it is.
+        fragments: the model is exchanged in so many parts in turn, while training goes on.
+        delay: 1: the result of an exchange is applied when the next one begins.
+
+    Returns:
+        the optimizer.
+
+    Raises:
+        ValueError: an argument is not possible. What ranks disagree on is a MismatchError in the first
+            step.
+
+    Example::
+
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size())
+        optimizer = hvd.DistributedOptimizer(
+            optimizer, named_parameters=model.named_parameters(), compression=hvd.Compression.auto
+        )
     """
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ValueError(f"a {type(optimizer).__name__} is not a torch.optim.Optimizer")

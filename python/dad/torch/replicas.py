@@ -61,9 +61,17 @@ def _tensors(model: Any) -> dict[str, torch.Tensor]:
 
 
 def check_replicas(model: Any) -> None:
-    """Raises ReplicaError, naming tensors and ranks, unless all ranks have the same bits.
+    """Compares a model on all ranks, buffers included; all ranks call it.
 
-    model: a torch.nn.Module or a dict of tensors.
+    Args:
+        model: a torch.nn.Module or a dict of tensors.
+
+    Raises:
+        ReplicaError: bits differ; the message names tensors and ranks.
+
+    Example::
+
+        hvd.check_replicas(model)
     """
     digests = {
         name: f"{tensor.dtype} {list(tensor.shape)} {_core.digest(memory_of(tensor)):x}"

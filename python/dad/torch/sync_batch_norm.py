@@ -9,17 +9,30 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dad.basics import Sum, size
-from dad.torch.ops import allgather_async, allreduce_async, synchronize
+from dad.torch.handles import synchronize
+from dad.torch.move_ops import allgather_async
+from dad.torch.ops import allreduce_async
 
 _layer_numbers = itertools.count()
 
 
 class SyncBatchNorm(_BatchNorm):
-    """torch.nn.BatchNorm1d/2d/3d on the joined batch of all ranks, which may be of unequal size.
+    """torch.nn.BatchNorm1d, 2d and 3d on the joined batch of all ranks.
 
-    As with Horovod the gradients of weight and bias are those of this rank's rows; the optimizer
-    reduces them like any other. Between the exchanges of local steps ranks use their own batches
-    (docs/local_steps.md).
+    Batches may be of unequal size. As with Horovod the gradients of weight and bias are those of this
+    rank's rows; the optimizer reduces them like any other. Between the exchanges of local steps ranks use
+    their own batches (docs/local_steps.md).
+
+    Args:
+        num_features: the number of channels.
+        eps: added to the variance.
+        momentum: of the running statistics. None: their plain average.
+        affine: whether there are a weight and a bias.
+        track_running_stats: whether there are running statistics.
+
+    Example::
+
+        model = nn.Sequential(nn.Conv2d(3, 16, 3), hvd.SyncBatchNorm(16), nn.ReLU())
     """
 
     uses_own_batches = False

@@ -16,17 +16,20 @@ _this_thread = _Thread()
 
 
 class capture:  # noqa: N801  it is called like a function
-    """In eager mode, what is computed inside is found by methods that send factors:
+    """Shows the forward pass of eager mode to methods that send factors.
+
+    A DistributedGradientTape sees the backward pass by itself; within capture() it sees the forward pass,
+    too, which `edad` needs. Graphs need neither. Tensors are held until it is left, so it is for one step.
+
+    Args:
+        model: what is trained; it is returned. Layers are found by their ops, so any callable will do.
+
+    Example::
 
         with hvd.capture(model):
             with tf.GradientTape() as tape:
-                loss = ...
+                loss = loss_function(labels, model(inputs))
             optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-
-    DistributedGradientTape sees the backward pass by itself; with this it sees the forward pass, too, which
-    `edad` needs. Graphs need neither. Tensors are held until it is left: it is for one step.
-
-    model: what is trained. Its layers are found by their ops, so that any callable will do.
     """
 
     def __init__(self, model: Any = None) -> None:

@@ -10,12 +10,15 @@ from dad.elastic.sampler import Share
 
 
 class ElasticSampler(Share, torch.utils.data.Sampler[int]):
-    """Gives each rank its share of a dataset, and divides the rest of an epoch anew when ranks come or go.
+    """Gives each rank its share of a dataset, and divides the rest anew when ranks come or go.
 
-    Put it into the TorchState, call record_batch() after each batch and set_epoch() at the end of each epoch.
+    Put it into the TorchState, call record_batch() after each batch and set_epoch() at the end of each
+    epoch.
 
-    dataset: of constant length. shuffle: whether the order is another one in each epoch. seed: of that order,
-        the same on all ranks.
+    Args:
+        dataset: of constant length.
+        shuffle: whether the order is another one in each epoch.
+        seed: of that order, the same on all ranks.
 
     Example::
 

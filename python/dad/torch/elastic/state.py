@@ -101,9 +101,10 @@ def _handler_of(value: Any) -> StateHandler | None:
 class TorchState(HandledState):
     """The state of a training in PyTorch.
 
-    model, optimizer: whose state_dict() is saved, restored and synchronized.
-    kwargs: further attributes. Models, optimizers, an ElasticSampler, learning-rate schedules and GradScalers
-        are handled like these; others are objects that are copied and travel pickled.
+    Args:
+        model, optimizer: whose state_dict() is saved, restored and synchronized.
+        **kwargs: further attributes. Models, optimizers, an ElasticSampler, learning-rate schedules and
+            GradScalers are handled like these; others are objects that are copied and travel pickled.
 
     Example::
 
