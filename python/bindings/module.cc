@@ -32,7 +32,7 @@ void Check(const Status& status) {
 
 std::shared_ptr<dad::Engine> Running() {
   std::shared_ptr<dad::Engine> engine = dad::ProcessEngine();
-  if (!engine) throw py::value_error("dad has not been initialized: call init() first");
+  if (!engine) throw py::value_error("dad has not been initialized; call init() first");
   return engine;
 }
 

@@ -55,6 +55,8 @@ class Network:
 def plan_network(hosts: list[str], interfaces: str | None) -> Network:
     remote_hosts = [host for host in dict.fromkeys(hosts) if not network.is_local(host)]
     if not remote_hosts:
+        if interfaces is not None:
+            listening_address(interfaces)  # that there is one of these
         return Network([], _LOOPBACK, interfaces or network.loopback_interface())
     if interfaces is None:
         return Network(remote_hosts, network.address_towards(remote_hosts[0]), None)
