@@ -1,4 +1,4 @@
-"""A training loop of one's own with TensorFlow: dadrun -np 2 python examples/tensorflow2_mnist.py
+"""A custom training loop with TensorFlow: dadrun -np 2 python examples/tensorflow2_mnist.py
 
 A script for Horovod differs in one line:
 

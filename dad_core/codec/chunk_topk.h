@@ -40,7 +40,7 @@ struct ChunkCode {
   // Elements of a run: whole chunks.
   int64_t run() const { return MaxSparseExtent(bits) / chunk * chunk; }
   int64_t num_levels() const { return int64_t{1} << (bits - 1); }
-  // Of an encoding of `count` elements, about.
+  // The approximate size of an encoding of `count` elements.
   int64_t ExpectedBytes(int64_t count) const;
 };
 

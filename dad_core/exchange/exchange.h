@@ -136,8 +136,8 @@ class Exchange {
 
   // Appends what this rank sends to `peer` in `round`; nothing is a valid answer.
   // What is referenced, not copied, must stay unchanged until the next Begin, also when the step
-  // was finished or cancelled: bytes may still be on their way. The exchange lives as long as they
-  // are; what goes earlier is left to the message (GatherBuffer::Hold).
+  // was finished or cancelled: bytes may still be on their way. The exchange outlives
+  // them; buffers freed earlier must be owned by the message (GatherBuffer::Hold).
   virtual Status Send(int round, int peer, GatherBuffer& out) = 0;
 
   // Bytes that `peer` sends us in `round` when both sides know it beforehand,

@@ -21,9 +21,9 @@ class Peers {
   State Get(int peer) const { return peers_[static_cast<size_t>(peer)].state; }
   bool Alive(int peer) const { return Get(peer) == State::kAlive; }
 
-  // Of the peers that are waited for: whom to ping now, and who has been silent for too long. A
-  // peer is timed only from the moment somebody waits for it; a gap between checks (nobody waited,
-  // or we were stopped ourselves) starts that anew. `progress` has Transport::ProgressWith of each
+  // Which of the awaited peers to ping now, and which have been silent for too long. The clock of a
+  // peer starts when somebody begins to wait for it; a gap between checks (nobody waited, or this
+  // process was stopped) restarts it. `progress` has Transport::ProgressWith of each
   // rank: a peer whose number has changed since the last check is alive, however slow its line is.
   struct Verdict {
     std::vector<int> ping;

@@ -111,7 +111,7 @@ Status Transport::ReduceScatter(const TensorView& in, std::span<const int64_t> c
 Status Transport::ReduceBlocks(std::span<const ByteSpan> blocks, std::shared_ptr<void> keep,
                                const TensorView& out, ReduceOp op, Millis timeout,
                                const char* what) {
-  if (op == ReduceOp::kAdasum) return BadArgument(what, "Adasum is not done by a transport");
+  if (op == ReduceOp::kAdasum) return BadArgument(what, "transports have no Adasum");
   const auto deadline = Clock::now() + timeout;
   const uint64_t tag = NextTag();
   for (int peer = 0; peer < size(); ++peer) {

@@ -24,7 +24,8 @@ class DAD_EXPORT BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool() { Trim(); }
 
-  // Of this process, for AlignedBuffer. Never destroyed, and usable in a forked child.
+  // The pool of this process, used by AlignedBuffer. It is never destroyed and works in a forked
+  // child.
   static BufferPool& OfProcess();
 
   // Not initialised. Throws std::bad_alloc.

@@ -12,7 +12,7 @@ constexpr uint8_t kRecall = 2;
 constexpr uint8_t kBegins = 4;
 constexpr uint8_t kSlowLine = 8;
 constexpr uint8_t kPending = 16;
-// Of a request.
+// Flags of a request.
 constexpr uint8_t kRecurring = 1;
 constexpr uint8_t kOnDevice = 2;
 
@@ -129,7 +129,7 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
   }
   if (a.method != b.method) return differs("method", a.method.text(), b.method.text());
   if (a.terms != b.terms) return differs("terms", a.terms, b.terms);
-  // Whose state a method goes on with.
+  // The stream selects the state that a method continues with.
   if (!a.method.none() && a.stream != b.stream) {
     return differs("stream", std::to_string(a.stream), std::to_string(b.stream));
   }

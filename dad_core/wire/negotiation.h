@@ -80,9 +80,9 @@ struct NegotiationMessage {
   uint32_t joins = 0;  // that this rank has seen the end of
   // It has joined, but has requests open in other process sets: the join cannot end yet.
   bool pending = false;
-  // Of what this rank has in flight nothing has been started: a step begins.
+  // None of the requests that this rank has in flight has started: a step begins.
   bool begins = false;
-  // What it has sent so far was held up by its line.
+  // Its line has limited how fast it could send so far.
   bool slow_line = false;
   // Asks all to give up the schedule: `missing` held a batch up, `stale` are not
   // what they were.

@@ -49,7 +49,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
     Raises:
         ValueError: `comm` is not made of all ranks, or a set is not possible.
-        HorovodInternalError: a rank has not come within DAD_START_TIMEOUT seconds.
+        HorovodInternalError: a rank has not arrived within DAD_START_TIMEOUT seconds.
 
     Example::
 

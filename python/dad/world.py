@@ -313,7 +313,7 @@ def new_job_id() -> str:
 
 
 def job_id() -> str:
-    """Of the job that this process has met last."""
+    """The name of the job that this process joined last."""
     return "" if _session.met is None else _session.met.job
 
 
@@ -375,7 +375,7 @@ def _meet_once() -> tuple[World, str]:
 
 
 def _meet_in_round() -> tuple[World, str]:
-    """Of an elastic job. The launcher has said in the environment which place a process has at first."""
+    """Meets the other ranks of an elastic job. The environment has the first place of a process."""
     from dad.elastic import launcher
     from dad.elastic.round import meet_round
     from dad.runner.meeting import meet

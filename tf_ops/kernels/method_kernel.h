@@ -25,7 +25,7 @@ using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Of a graph whose optimizer or tape has been dropped.
+// The error of a graph whose optimizer or tape no longer exists.
 Status NoBoard();
 
 int64_t Elements(const dad::TensorView& view);

@@ -1,4 +1,4 @@
-// Who looks at a gradient on its way to a parameter.
+// Finds the hooks that see a gradient on its way to a parameter.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -13,7 +13,7 @@ namespace dad_torch {
 // A tensor for a segment: contiguous, without history, and not memory that others may write to.
 at::Tensor ForSegment(const at::Tensor& tensor, bool others_memory);
 
-// Of a convolution, for each dimension.
+// The parameters of a convolution, for each dimension.
 struct Geometry {
   std::vector<int64_t> stride, padding, dilation;
   int64_t groups = 1;

@@ -44,7 +44,7 @@ class Pending {
   static dad::Result<std::unique_ptr<Pending>> Submit(dad::Request request,
                                                       std::vector<at::Tensor> outputs);
 
-  // Of tensors on a device: whether the device has the result, too.
+  // For tensors on a device this includes the device's own work.
   bool Done() const;
   // Blocks, without the GIL, and makes the current stream of the tensors' device wait for the
   // result; raises what a signal handler raised (Ctrl-C). With a timeout

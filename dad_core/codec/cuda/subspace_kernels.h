@@ -106,12 +106,12 @@ struct PrincipalKernel {
     int turned[3];  // whether a sweep has turned anything; by the sweep's number modulo 3
     double trace;
   };
-  // Of an even number of rows: one more that meets nobody if there are an odd number.
+  // Rows are padded to an even number: if n is odd, one row has no partner in each round.
   static DAD_HD int Rounds(const Args& a) { return a.n + a.n % 2 - 1; }
   static DAD_HD int Phases(const Args& a) { return 1 + 3 * kSweeps * Rounds(a) + 3; }
   static int64_t Blocks(const Args& a) { return a.n > 0 ? 1 : 0; }
 
-  // The pair's rows in a round, p < q; q is n for the one that meets nobody.
+  // The rows of a pair in a round, p < q. q is n for the row without a partner.
   struct Two {
     int p;
     int q;

@@ -8,7 +8,7 @@
 namespace dad {
 namespace {
 
-// Of the compute capability: cmake/cuda.cmake has what the kernels are compiled for.
+// The lowest major compute capability; cmake/cuda.cmake lists what the kernels are compiled for.
 constexpr int kLeastMajor = 8;
 
 std::string Setting(const char* name) {

@@ -4,7 +4,7 @@
 // A rank whose tensor comes by way of the host hands the step to the host's exchange, where there
 // is one (`on_host`), with the same bytes on the wire. A rank that lacks device memory, or finds
 // out otherwise that it cannot take part, refuses: its share says so, all ranks get the same error,
-// and the engine lives on (refusal.h).
+// and the engine keeps running (refusal.h).
 #pragma once
 
 #include <memory>
@@ -82,7 +82,7 @@ class DeviceExchange : public Exchange {
   const ExchangeEnv env_;
   DeviceBench& bench_;
   Group group_;
-  // Of the step.
+  // State of the current step.
   StepInput step_;
   DeviceEvent event_;
   DeviceArena arena_;

@@ -309,7 +309,7 @@ class DeviceFactorExchange final : public DeviceExchange {
 
   const std::vector<LayerShape> layers_;  // one
   const bool bf16_;
-  // Of the step.
+  // State of the current step.
   Stage stage_ = Stage::kCopying;
   std::vector<LayerInput> on_host_;
   std::vector<std::pair<const TensorView*, const T*>> own_;

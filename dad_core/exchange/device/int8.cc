@@ -260,7 +260,7 @@ class DeviceInt8Exchange final : public DeviceExchange {
   const bool feedback_;
   Int8Pieces pieces_;
   std::shared_ptr<DeviceInt8State<T>> state_;
-  // Of the step.
+  // State of the current step.
   DeviceEvent waited_for_;
   typename DeviceInt8State<T>::Values left_, owner_left_, applied_;
   T* own_ = nullptr;  // what our piece of our own decodes to

@@ -332,7 +332,7 @@ class DeviceLowRankExchange final : public DeviceExchange {
 
   const LowRankSettings settings_;
   std::shared_ptr<DeviceLowRankState> state_;
-  // Of the step.
+  // State of the current step.
   bool waits_ = false;                       // the event is still to be told
   DeviceLowRankSide* compresses_ = nullptr;  // whose directions are still to be read
   LayerTerms terms_;

@@ -275,7 +275,7 @@ void DeviceLowRankSide::Read() {
   sent_k_ = finite_ ? flags.kept : 0;
 }
 
-// Of the rows that are there the first k.
+// Appends the first k of the rows that are there.
 void DeviceLowRankSide::AppendSent(std::vector<std::byte>& bytes) const {
   const std::byte* from = on_host_ + sizeof(Flags);
   for (const int64_t cols : {m_, columns_}) {

@@ -131,7 +131,7 @@ class DeviceLowRankSide {
   DeviceBlock pending_ut_, pending_vt_;
   int64_t pending_k_ = 0;
   bool returnable_ = false;
-  // Of the step.
+  // State of the current step.
   Feedback feedback_ = Feedback::kDense;
   DeviceBlock new_e_;
   DeviceBlock new_warm_;

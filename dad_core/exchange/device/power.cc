@@ -169,7 +169,7 @@ class DevicePowerExchange final : public DeviceExchange {
     return Record();
   }
 
-  // Q = U E'. Of a step that does not count zeros are sent, as on the host.
+  // Q = U E'. In a step that does not count, zeros are sent, as on the host.
   Status BeginSecond() {
     if (refusal_.there()) {
       WriteRefusal(from_rank_[1]);
@@ -262,7 +262,7 @@ class DevicePowerExchange final : public DeviceExchange {
   const LowRankSettings settings_;
   LayerTerms terms_;
   std::shared_ptr<DeviceLowRankState> state_;
-  // Of the step.
+  // State of the current step.
   bool waits_ = false;     // the event is still to be told
   bool projects_ = false;  // P or Q is still to be read
   bool second_ = false;    // Q

@@ -155,7 +155,7 @@ class DeviceQsgdExchange final : public DeviceExchange {
   const int bits_;
   const uint64_t seed_;
   std::shared_ptr<QsgdState> state_;
-  // Of the step.
+  // State of the current step.
   bool waits_ = false;  // the event is still to be told
   uint8_t* own_ = nullptr;
   const std::byte* share_ = nullptr;

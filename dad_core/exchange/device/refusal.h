@@ -1,6 +1,6 @@
-// A rank that finds out only in the middle of a step that it cannot take part says so in its share,
-// so that all ranks get one error that names it and the engine lives on: rows whose indices, which
-// lie on the device, are outside of the tensor; device memory that is not to be had.
+// A rank that finds out only in the middle of a step that it cannot take part says so in its share.
+// All ranks then get one error that names it, and the engine keeps running. Examples are rows whose
+// indices, which are on the device, lie outside of the tensor, and a lack of device memory.
 //
 //   u8 128 | text: which rank, and why
 //
@@ -24,7 +24,7 @@ namespace dad {
 
 class Refusal {
  public:
-  // Of a step that begins.
+  // Call it when a step begins.
   void Clear() { *this = {}; }
   bool there() const { return !why_.empty(); }
   const std::string& why() const { return why_; }

@@ -419,7 +419,7 @@ class DeviceSparseExchange final : public DeviceExchange {
   const SparseSettings settings_;
   SparseCoder<T> coder_;
   std::shared_ptr<DeviceSparseState<T>> state_;
-  // Of the step.
+  // State of the current step.
   Stage stage_ = Stage::kComputing;
   DeviceBlock new_r_, new_v_, new_mean_;
   std::byte* heads_ = nullptr;  // on the device

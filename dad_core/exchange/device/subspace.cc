@@ -45,7 +45,7 @@ Status DeviceSubspace::Open() {
   kept_ = arena_.Take<int>(bench_, 1);
   DAD_RETURN_IF_ERROR(arena_.status());
   if (options_.energy == 0 || e_.weight == nullptr) return Status::Ok();
-  // Of the matrix and of its last column, one behind the other.
+  // Partial sums of the matrix, followed by those of its last column.
   const int64_t parts[] = {cuda::DivideUp(e_.m * e_.n, cuda::kSumOver),
                            cuda::DivideUp(e_.bias != nullptr ? e_.m : 0, cuda::kSumOver)};
   num_squares_ = parts[0] + parts[1];

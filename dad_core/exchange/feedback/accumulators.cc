@@ -7,8 +7,9 @@
 namespace dad {
 namespace {
 
-// Buffers of steps that are over, for the next ones: getting fresh pages from the system takes as
-// long as the work itself. Of the worker thread, and bounded, since each is as large as a tensor.
+// Keeps buffers of finished steps for the next ones: getting fresh pages from the system takes as
+// long as the work itself. Used by the worker thread only. The number of buffers is bounded, since
+// each is as large as a tensor.
 class Spares {
  public:
   AlignedBuffer Take(size_t num_bytes) {

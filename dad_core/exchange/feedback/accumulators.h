@@ -8,8 +8,8 @@
 
 namespace dad {
 
-// r, and v where a method needs the variance. Of a layer first the weight's elements, then the
-// bias's. Not initialised.
+// r, and v for methods that need the variance. For a layer, the elements of the weight come first,
+// then those of the bias. Not initialised.
 template <typename T>
 class Accumulators {
  public:

@@ -57,13 +57,13 @@ struct TensorStats {
   int64_t steps = 0;
   int64_t wire_bytes_sent = 0;
   int64_t wire_bytes_received = 0;
-  // Of this rank's input, handed to what moves data between devices (NCCL), which does not say what
-  // it makes of them; never at the socket.
+  // Bytes of this rank's input that were handed to NCCL, which does not report what it sends. They
+  // are not counted at the socket.
   int64_t device_bytes = 0;
-  // What a dense allreduce of it would have sent, of what went through sockets.
+  // What a dense allreduce would have sent for the tensors that went through sockets.
   int64_t dense_bytes = 0;
-  // Of the last step: the rank of what was applied, or the share of elements sent; negative
-  // for methods that have neither.
+  // The rank of what the last step applied, or the share of elements that it sent; negative for
+  // methods that have neither.
   double effective = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
   RecentTraffic recent;  // of these, since it last changed its collective or method

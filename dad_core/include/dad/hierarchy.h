@@ -59,7 +59,7 @@ class DAD_EXPORT Hierarchy {
   static std::string NameAcross(const std::string& name);
   // What ranks must agree on about an allreduce, whichever way it goes.
   static std::string TermsOf(const Request& request);
-  // Of a request, by the name of one of its steps.
+  // The name of a request, from the name of one of its steps.
   static std::string NameOfRequest(const std::string& name_of_step);
 
  private:

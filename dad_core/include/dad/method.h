@@ -68,7 +68,7 @@ class DAD_EXPORT Method {
 };
 
 // True for methods that exchange the rows of a layer (A and D), from which every rank forms the
-// gradient. Such rows cannot be added up. Of an unknown method: false.
+// gradient. Such rows cannot be added up. False for an unknown method.
 DAD_EXPORT bool ExchangesRows(const Method& method);
 
 }  // namespace dad

@@ -51,8 +51,8 @@ struct Request {
   double postscale = 1.0;
   int process_set = 0;  // 0: all ranks
   Method method;        // how the tensor is compressed; ranks must agree on its text
-  // What else ranks must agree on, as text: it is compared and otherwise ignored. Of a barrier
-  // where ranks meet that plan for a tensor of its name: their compression.
+  // Anything else that ranks must agree on, as text; it is only compared. A barrier at which ranks
+  // meet to plan for a tensor has their compression here.
   std::string terms;
   // Requests of different streams never share a predicted message: an optimizer
   // gives its gradients a stream of their own, so that a metric which is reduced

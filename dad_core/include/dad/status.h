@@ -15,7 +15,7 @@ namespace dad {
 enum class StatusCode : uint8_t {
   kOk = 0,
   kInvalidArgument,     // this rank asked for something that cannot be
-  kFailedPrecondition,  // ranks disagree (shape, dtype, op, root, method); the engine lives on
+  kFailedPrecondition,  // ranks disagree (shape, dtype, op, root, method); the engine keeps running
   kAborted,             // a peer died, fell silent or shut down; the engine is dead
   kTimeout,             // not finished in the time given
   kUnavailable,         // a plug-in, an interface or a host is not there

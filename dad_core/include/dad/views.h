@@ -1,4 +1,4 @@
-// The views of a contribution, one after the other: where they lie is asked of all of them.
+// Visits every view of a contribution in turn, for example to check its device.
 #pragma once
 
 #include "dad/contribution.h"

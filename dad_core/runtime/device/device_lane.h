@@ -3,10 +3,10 @@
 // because meeting the other members, and now and then putting an operation on the stream, takes a
 // while, and the worker never waits for a peer.
 //
-// Of a batch with several tensors those of one type and operation share a buffer: the stream waits
-// for the ready_event of each, copies them together, reduces, copies them back. What is sent from
-// member to member (an alltoall, an allgather of which not all bring the same) is one group of
-// sends and receives for all tensors of the batch. At the end the event that the tickets give is
+// Tensors of a batch that have the same type and operation share a buffer: the stream waits for the
+// ready_event of each, copies them into it, reduces, and copies them back. Point-to-point transfers
+// (an alltoall, or an allgather of unequal parts) form one group of sends and receives for all
+// tensors of the batch. At the end the event that the tickets give is
 // recorded. Nothing waits on the host.
 #pragma once
 

@@ -48,7 +48,7 @@ Status DevicePacker::Copy(std::span<const Piece> pieces, CudaStream stream) {
     if (taken == 0) break;
     const CudaError error = args->blocks == 0 ? kCudaSuccess : pack_(args.get(), stream);
     if (error != kCudaSuccess) {
-      // Of a device that the kernels were not compiled for, say. It has copied nothing.
+      // For example on a device that the kernels were not compiled for. Nothing was copied.
       DAD_LOG(Warning) << "fused buffers are copied tensor by tensor: "
                        << cuda_.Check(error, "dad_cuda_pack").message();
       pack_ = nullptr;

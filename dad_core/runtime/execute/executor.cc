@@ -284,8 +284,8 @@ void Executor::Advance(Batch& batch) {
   }
 }
 
-// Who kept the round waiting: the member whose message came last, or this rank if all were there
-// when it began. In a batch that goes by the schedule the first round is the readiness.
+// Records who kept the round waiting: the member whose message came last, or this rank if all
+// messages were there when it began. In a scheduled batch the first round signals readiness.
 void Executor::NoteRound(const Batch& batch) {
   Timeline::BatchRound round{batch.id,
                              batch.round,

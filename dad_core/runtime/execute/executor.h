@@ -41,8 +41,8 @@ struct TensorTraffic {
   int64_t dense = 0;
   double effective = -1.0;  // of the last step
   double seconds = 0.0;
-  // Of these, since the name began to stand for this kind and method: a weight is broadcast and
-  // warms up densely under the name of its gradient.
+  // The part of these counters since the name last changed its kind or method: a weight is
+  // broadcast, and warms up densely, under the name of its gradient.
   OpKind kind = OpKind::kAllReduce;
   Method method;
   RecentTraffic recent;
@@ -91,9 +91,9 @@ class Executor {
   bool busy() const { return !running_.empty(); }
   // Messages of batches that have not started here.
   size_t num_unread() const;
-  // Who has sent such messages of a batch.
+  // The members that have sent such messages of a batch.
   std::set<int> EarlyMembers(uint64_t id) const;
-  // When the transport is closed, and touches nobody's memory.
+  // Call it once the transport is closed and no longer touches memory of requests.
   void FailAll(const Status& why);
 
   // Members that some batch waits for.

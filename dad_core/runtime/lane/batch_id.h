@@ -31,7 +31,8 @@ inline std::string BatchName(uint64_t id) {
          std::to_string(id & 0xffffffff);
 }
 
-// Of this schedule or one before it. Numbers of schedules are cut off, and begin anew.
+// Whether the batch belongs to this schedule or an earlier one. Schedule numbers are truncated and
+// wrap around.
 inline bool IsOfScheduleUpTo(uint64_t batch, uint32_t schedule) {
   const auto behind = (schedule - static_cast<uint32_t>(batch >> 48)) & 0x7fff;
   return (batch & kScheduledBit) != 0 && behind < 0x4000;

@@ -98,7 +98,7 @@ void Lane::SetJoined(bool joined) {
   if (joined && schedule_.has_value()) AskRecall({}, {});
 }
 
-// Of the join before, which others count as over, it has said so; of this one it has not.
+// It announced the previous join, which the others count as over, but not yet this one.
 bool Lane::JoinedAnew() const {
   return joined_ && joined_said_ && joins_said_ != owner_->num_joins();
 }
@@ -322,7 +322,7 @@ std::vector<int> Lane::AbsentRanks(const Decision::Ready& ready) const {
   return absent;
 }
 
-// Of the members that announced it in this round, the one that was heard last.
+// Notes which of the members that announced the tensor in this round was heard last.
 void Lane::NoteLast(const Decision::Ready& ready, RequestState& request) const {
   request.negotiated = true;
   for (int member : ready.last) {

@@ -27,7 +27,7 @@ struct ScheduledBatch {
   std::unordered_map<uint32_t, std::vector<uint32_t>> parts_of;  // of each, by place
   uint64_t signature = 0;
   uint32_t committed = 0;  // runs started
-  // Of the next run: what is here so far.
+  // The requests of the next run that have arrived so far.
   std::unordered_map<uint32_t, std::shared_ptr<RequestState>> present;
   std::chrono::steady_clock::time_point first_present;
 };

@@ -14,7 +14,7 @@ void Hub::Attach(int rank, Inbox* inbox) {
 
 void Hub::Detach(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ranks_[rank].inbox = nullptr;  // first: one's own end is no loss
+  ranks_[rank].inbox = nullptr;  // first: the end of this rank itself is not a loss
   KillLocked(rank);
 }
 

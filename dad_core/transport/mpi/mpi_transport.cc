@@ -82,7 +82,8 @@ Status MpiTransport::Flush(Millis timeout) {
   const auto deadline = Clock::now() + timeout;
   DAD_RETURN_IF_ERROR(control_->Flush(timeout));
   if (const std::optional<int> peer = progress_.WaitForSends(deadline)) {
-    return Status::Timeout("rank " + std::to_string(*peer) + " does not take what is sent to it");
+    return Status::Timeout("rank " + std::to_string(*peer) +
+                           " does not receive what is sent to it");
   }
   return Status::Ok();
 }

@@ -65,7 +65,7 @@ class FrameWriter {
     size_t header_left = sizeof(MessageHeader);
     size_t next_piece = 0;
     size_t payload_left;
-    // Of the part that has begun: of the length that comes before it, and of its bytes.
+    // What is left of the current part: of the length in front of it, and of its bytes.
     uint32_t length = 0;
     size_t length_left = 0;
     size_t part_left = 0;

@@ -97,7 +97,8 @@ Status TcpTransport::Flush(Millis timeout) {
   const auto deadline = Clock::now() + timeout;
   for (int peer = 0; peer < size(); ++peer) {
     if (connections_[peer] != nullptr && !connections_[peer]->writer().WaitUntilTaken(deadline)) {
-      return Status::Timeout("rank " + std::to_string(peer) + " does not take what is sent to it");
+      return Status::Timeout("rank " + std::to_string(peer) +
+                             " does not receive what is sent to it");
     }
   }
   return Status::Ok();

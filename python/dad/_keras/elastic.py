@@ -15,7 +15,7 @@ from dad.state.state_bytes import from_bytes, to_bytes
 
 
 class VariablesHandler(Handler):
-    """Of a list of variables, whose values are taken by numpy() and set by assign()."""
+    """Handles a list of variables, whose values are read by numpy() and set by assign()."""
 
     def __init__(self, value: Any, variables: Callable[[], Sequence[Any]]) -> None:
         self._variables = variables
@@ -36,7 +36,7 @@ class VariablesHandler(Handler):
 
 
 class OptimizerHandler(VariablesHandler):
-    """Of an optimizer of Keras. What a DistributedOptimizer keeps for lossy methods is each rank's own."""
+    """Handles an optimizer of Keras. What it keeps for lossy methods is each rank's own."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer, lambda: variables_of(optimizer))

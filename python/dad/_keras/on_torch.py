@@ -191,7 +191,7 @@ class GradientReducer:
             self._printer.step_done(self.plan, self._waited_seconds)
 
     def reduced_scaled(self, gradients: Sequence[Any]) -> None:
-        """Of a scaled loss: if these are not finite the step is left out."""
+        """Handles gradients of a scaled loss: if they are not finite, the step is left out."""
 
     def _note(self, names: Sequence[str], variables: Sequence[Any]) -> None:
         for name, variable in zip(names, variables, strict=True):

@@ -119,7 +119,7 @@ class ForeignHandler(Handler):
 
 
 class StateDictHandler(Handler):
-    """Of what has state_dict() and load_state_dict()."""
+    """Handles what has state_dict() and load_state_dict()."""
 
     def capture(self) -> Any:
         return copy.deepcopy(self.value.state_dict())
@@ -129,7 +129,7 @@ class StateDictHandler(Handler):
 
 
 class SamplerHandler(StateDictHandler):
-    """Of an ElasticSampler. Ranks may have recorded different samples: all of them count."""
+    """Handles an ElasticSampler. Ranks may have recorded different samples: all of them count."""
 
     def contribution(self) -> list[int]:
         return sorted(self.value.processed_indices)

@@ -1,4 +1,5 @@
-"""Who gives the state of a job to whom after its group has changed. A pure function of what ranks say.
+"""Decides which rank gives the state of a job to which, after its group has changed. It is a pure function of
+what ranks say.
 
 A *version* is a state of the job that all ranks of a group had: each commit makes one, and each sync(). A
 rank keeps a version as pending until it knows that all others have it, too, and the one before until then;

@@ -33,7 +33,7 @@ class Update(NamedTuple):
 
 
 def member_name() -> str:
-    """Of this process among all that were ever in the job; made once."""
+    """The name of this process among all that were ever in the job; made once."""
     global _member
     if _member is None or _member[0] != os.getpid():
         where = os.environ.get("DAD_HOSTNAME") or os.environ.get("HOROVOD_HOSTNAME") or "?"
@@ -247,7 +247,7 @@ class ObjectState(State):
         super()._check(said)
 
     def _norm(self) -> float:
-        """Of what this rank has kept, at its newest version."""
+        """The norm of what this rank has kept, at its newest version."""
         norms = [norm_of(saved) for saved in self._commits[self._commits.newest].kept.values()]
         return float(sum(norm * norm for norm in norms) ** 0.5)
 
@@ -259,7 +259,7 @@ class ObjectState(State):
         )
 
     def digest_of(self, part: Any) -> str:
-        """Of a part of a snapshot."""
+        """The digest of a part of a snapshot."""
         return digest(part, self._as_array)
 
     def _as_array(self, leaf: Any) -> np.ndarray | None:

@@ -132,7 +132,7 @@ def _patch_trainer() -> None:
 
 
 def _local_reducer(model: Any) -> Any:
-    """Of a model whose optimizer has local steps."""
+    """The reducer of a model whose optimizer has local steps."""
     from dad.keras.optimizer import is_distributed
 
     optimizer = getattr(model, "optimizer", None)

@@ -43,7 +43,7 @@ class LocalSteps:
 
     @property
     def length(self) -> str:
-        """Of a round, in words."""
+        """The length of a round, in words."""
         if self.seconds:
             return f"{self.seconds:g} s"
         return f"{self.steps} step{'s' if self.steps > 1 else ''}"
@@ -85,7 +85,7 @@ def resolve(local_steps: Any = 1, outer: Any = None, fragments: Any = 1, delay: 
 
 
 def parse(local_steps: Any = 1, outer: Any = None, fragments: Any = 1, delay: Any = 0) -> LocalSteps:
-    """Of values, or of texts as the command line has them."""
+    """The settings from values, or from texts as the command line has them."""
     steps, seconds = parse_length(local_steps)
     if isinstance(outer, str):
         outer = Outer.parse(outer)

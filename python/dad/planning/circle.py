@@ -45,12 +45,12 @@ class Circle:
         return not self.hosts or any(host[0] == self.rank for host in self.hosts)
 
     def name_of(self, member: int) -> str:
-        """Whom a member of the set has spoken for."""
+        """The ranks for which a member of the set has spoken."""
         rank = f"rank {self.ranks[member]}"
         return f"the host of {rank}" if self.hosts else rank
 
     def place(self, average: bool) -> Place:
-        """Of what this rank has, if it has anything."""
+        """The place of this rank, if it has one."""
         number = self.rank
         if self.hosts:
             number = next(i for i, host in enumerate(self.hosts) if self.rank in host)

@@ -79,7 +79,7 @@ def _best_of_three(work: Callable[[], object]) -> float:
 
 
 def bytes_per_second(link: str) -> float:
-    """Of a rate such as 100mbit."""
+    """Bytes per second of a rate such as 100mbit."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)bit(?:/s|ps)?\s*", str(link).lower())
     try:
         rate = float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0

@@ -24,7 +24,7 @@ class Outcome:
 
     @staticmethod
     def of(value: int) -> Outcome:
-        """Of the value of a ticket."""
+        """The outcome that the value of a ticket stands for."""
         if value <= 0:
             return _NOTHING
         number = value >> _RANK_SHIFT

@@ -380,7 +380,7 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
 
 
 def _power_sgd(layer: Layer, method: _methods.PowerSgd, costs: Costs) -> Choice:
-    """Of the formed gradient, and matrices only, as in the paper (arXiv:1905.13727)."""
+    """Takes the formed gradient, and matrices only, as in the paper (arXiv:1905.13727)."""
     if layer.out <= 1 or layer.columns <= 1:
         return _dense(layer, costs, "has no second dimension", fallback=True)
     by_power = _methods.RankDad(rank=method.rank, combine="power", error_feedback=method.error_feedback)

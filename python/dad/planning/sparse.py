@@ -18,7 +18,7 @@ Sparse = _methods.Vgc | _methods.TopK | Threshold
 _VARIANCE = (_methods.Vgc, _methods.VgcStrom)
 # The part of the elements that is expected to be sent.
 _GUESS = {"vgc": 0.05, "vgc_strom": 0.01, "strom": 0.01}
-# Of a share: its length and flags; for each of its tensors e_max or tau, a count and Rice's k.
+# The head of a share: its length and flags; for each tensor e_max or tau, a count and Rice's k.
 _SHARE_HEAD = 8 + 1
 _TENSOR_HEAD = {"vgc": 2 + 2, "vgc_strom": 4 + 2, "strom": 4 + 2, "topk": 2}
 
@@ -115,7 +115,7 @@ def _is_embedding(layer: Layer) -> bool:
 
 
 def _chunks_bytes(method: _methods.ChunkTopK, count: int) -> float:
-    """Of a share: its head with count, Rice's k and levels, and for each chunk a scale and elements."""
+    """The size of a share: its head with count, Rice's k and levels, and a scale and elements per chunk."""
     chunks, last = divmod(count, method.chunk)
     sizes = [(chunks, method.chunk), (1, last)]
     head = float(_SHARE_HEAD + 2 + 2 * 2 ** (method.bits - 1))
@@ -179,7 +179,7 @@ def _variance(layer: Layer, method: _methods.Vgc | _methods.VgcStrom) -> tuple[s
 
 
 def _tensor_bytes(method: Sparse, count: int, element_bytes: int) -> float:
-    """Of one tensor in a share."""
+    """The size of one tensor in a share."""
     ratio = method.ratio if isinstance(method, _methods.TopK) else _GUESS[method.name]
     sent = math.ceil(ratio * count)
     if not sent:
@@ -195,6 +195,6 @@ def _tensor_bytes(method: Sparse, count: int, element_bytes: int) -> float:
 
 
 def rice_bits(part: float) -> float:
-    """Of a gap in Rice code, where this part of all elements is sent, anywhere."""
+    """The size of a gap in Rice code if this part of all elements, at any places, is sent."""
     gap = 1.0 / part - 1.0
     return min(k + 1 + gap / float(2**k) for k in range(32))

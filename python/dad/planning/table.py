@@ -93,7 +93,7 @@ def _measured_ms(measured: dict[str, Any]) -> float | None:
 
 
 def _measured_bytes(measured: dict[str, Any]) -> float | None:
-    """Of a step. What devices move among themselves is not seen at the socket."""
+    """Bytes of a step. What devices move among themselves is not seen at the socket."""
     recent = measured.get("recent")
     if not recent or not recent["steps"] or measured.get("device_bytes"):
         return None

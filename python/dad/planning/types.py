@@ -45,7 +45,7 @@ class Observation:
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Observation:
-        """Of dataclasses.asdict(), as it comes from another rank."""
+        """An observation from the dataclasses.asdict() of another rank."""
         link = fields["link"]
         return Observation(**{**fields, "link": Link(**link) if link is not None else None})
 

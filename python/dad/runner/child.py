@@ -34,7 +34,7 @@ import struct
 import sys
 import time
 
-# Who reads which variables for its number of threads.
+# The variables from which each library takes its number of threads.
 THREAD_VARIABLES = {
     "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
     "TensorFlow": ("TF_NUM_INTRAOP_THREADS",),

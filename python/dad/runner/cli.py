@@ -47,7 +47,7 @@ def _run(args: argparse.Namespace) -> int:
     if args.config_file:
         read_config_file(args)
     if args.controller == "jsrun":
-        raise LaunchError("--jsrun is not served; use --gloo (the default) or --mpi")
+        raise LaunchError("--jsrun is not supported; use --gloo (the default) or --mpi")
     if args.doctor and args.gpu:
         from dad.runner.doctor_gpu import examine_gpu
 
@@ -65,7 +65,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _lines(report: str | None) -> int:
-    """Of the report of each rank there is one, also of those of earlier jobs."""
+    """The number of lines of a report: one line per rank, earlier jobs included."""
     try:
         with open(report or "") as file:
             return sum(1 for _ in file)

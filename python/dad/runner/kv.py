@@ -44,7 +44,7 @@ class KeyValueClient:
             if value is not None:
                 return value
             if time.monotonic() > deadline:
-                raise TimeoutError(f"nobody put /{scope}/{key} at {self.url} in time")
+                raise TimeoutError(f"no value for /{scope}/{key} appeared at {self.url} in time")
             time.sleep(POLL_SECONDS)
 
     def is_server_of(self, token: str) -> bool:

@@ -265,7 +265,7 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
                     _name_missing(world, store, deadline)
             seats.append(json.loads(store.wait(_SEATS, str(rank), deadline)))
         except TimeoutError:
-            raise TimeoutError(f"rank {rank} has not come to {world.rendezvous}") from None
+            raise TimeoutError(f"rank {rank} has not arrived at {world.rendezvous}") from None
     neighbours = [seat["cores"] for seat in seats if seat.get("machine") == machine]
     world = replace(world, threads=share_of_cores(seat["cores"], neighbours), job=seats[0].get("job", ""))
     world = _avoid_loopback(place_among(world, seats), seats)

@@ -25,7 +25,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def is_local(host: str) -> bool:
-    """Whether the name stands for this machine: only one's own address can be bound."""
+    """Whether the name stands for this machine: only an address of this machine can be bound."""
     for address in addresses_of(host):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:

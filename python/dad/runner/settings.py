@@ -66,7 +66,7 @@ def _range(value: Any) -> str:
         raise ValueError("expected two numbers, MIN and MAX")
     shortest, longest = (float(_number(number)) for number in value)
     if shortest > longest:
-        raise ValueError("expected MIN not to be more than MAX")
+        raise ValueError("MIN must not be greater than MAX")
     return f"{shortest:g} {longest:g}"
 
 
@@ -81,7 +81,7 @@ def _level(value: Any) -> str:
 
 
 def _file(value: str) -> str:
-    """Of a file that is written at the end, when it is too late to say so."""
+    """Checks the path of a file that is written at the end, when an error would come too late."""
     folder = os.path.dirname(value) or "."
     if not os.path.isdir(folder) or os.path.isdir(value):
         raise ValueError("expected a file in a folder that exists")

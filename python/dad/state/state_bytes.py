@@ -15,7 +15,7 @@ _TEXT = "text"
 
 
 def to_bytes(saved: dict[str, Any]) -> bytes:
-    """Of dicts and lists of numbers, strings and arrays."""
+    """Encodes dicts and lists of numbers, strings and arrays."""
     arrays: list[np.ndarray] = []
 
     def plain(value: Any) -> Any:

@@ -19,7 +19,7 @@ __all__ = ["ObjectState", "State", "TensorFlowKerasState", "TensorFlowState", "r
 
 
 class _SessionHandler(VariablesHandler):
-    """Of variables in a graph of TF1."""
+    """Handles variables in a graph of TF1."""
 
     def __init__(self, variables: list[Any], session: Any) -> None:
         self._session = session

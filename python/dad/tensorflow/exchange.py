@@ -224,7 +224,7 @@ def _sent_in_this_graph() -> dict[str, tf.Tensor]:
 
 
 def counts_of(work: Sequence[Work]) -> list[tuple[Any, Any, Any]]:
-    """Of each pair: rows, indexed rows and samples; numbers where shapes are known, else tensors."""
+    """Rows, indexed rows and samples of each pair: numbers where shapes are known, else tensors."""
     return [
         (
             _total(use.num_rows() for use in one.found.uses if use.kind == "rows"),

@@ -47,7 +47,7 @@ def broadcast_variables(
     variables = list(variables)
     operations = broadcast_in_place(variables, root_rank, process_set=process_set)
     if process_set is global_process_set:
-        # Nobody broadcasts what ranks should not have in common.
+        # A variable that is broadcast should be equal on all ranks.
         expect((variable_name(one, i), one) for i, one in enumerate(variables))
     return None if is_eager() else tf.group(*operations)
 

@@ -88,7 +88,7 @@ def _key(variable: Any) -> int:
 
 
 def _plain_compressor(compression: Any, name: str) -> Any:
-    """Of a tensor that goes by itself: no method that is planned for fits it."""
+    """The compressor of a tensor that is sent by itself; planned methods do not fit it."""
     return compressor("none" if planned_method(compression, name) is not None else compression, name)
 
 

@@ -18,7 +18,7 @@ OP_BYTES = 1 << 21
 
 
 def bytes_of(variable: Any) -> int:
-    """Of its gradient; 0 if its shape is not known."""
+    """The size of its gradient; 0 if its shape is not known."""
     tensor = resource(variable)
     if not tensor.shape.is_fully_defined():
         return 0

@@ -80,7 +80,7 @@ class BatchWeight:
         )
 
     def samples(self) -> int:
-        """Of this rank; one that ran nothing has none."""
+        """The samples of this rank; a rank that ran nothing has none."""
         if self._samples is None:
             self.set_samples(self._seen)
         return self._samples or 0
@@ -94,7 +94,7 @@ class BatchWeight:
         return self._all_samples
 
     def share(self) -> float:
-        """Of this rank in the samples of all. Waits for the other ranks the first time."""
+        """The share of this rank in the samples of all. It waits for the other ranks the first time."""
         return self.samples() / self.all_samples()
 
     def end_step(self) -> None:

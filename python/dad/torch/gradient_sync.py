@@ -98,7 +98,7 @@ class GradientSync:
         self._readers = Readers(self)
         self._follows_plan = True  # the same one as the other ranks
         self.waited_seconds = 0.0  # for results, in all steps
-        # Of the optimizer, for comparisons: its settings, and tensors that it does not have.
+        # For comparisons: settings of the optimizer, and tensors that it does not have.
         self.hyperparameters: Callable[[], dict[str, str]] = dict
         self.outside: Callable[[], list[tuple[str, torch.Tensor]]] = list
         self._weight = BatchWeight(process_set, self.stream, self.slots) if weighted else None
@@ -306,7 +306,7 @@ class GradientSync:
             left = max(0.0, ends - time.monotonic())
             if unit.handle is not None and not _torch.wait_for(unit.handle, left):
                 log.warning(
-                    'the gradient of "%s" has not come for %g s: other ranks may wait for gradients that '
+                    'the gradient of "%s" has not arrived for %g s: other ranks may wait for gradients that '
                     "this rank has not computed in this step, so it sends zeros for them. Let all ranks use "
                     ".grad of the same parameters between backward() and step()",
                     slot.name,

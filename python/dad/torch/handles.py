@@ -113,7 +113,7 @@ def poll(handle: int) -> bool:
 def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     """Waits for an asynchronous collective and returns its result; the handle ends.
 
-    Of CUDA tensors it returns when the work is on its way to the device, and makes the current stream of
+    For CUDA tensors it returns when the work is on its way to the device, and makes the current stream of
     that device wait for the result: kernels that come later see it, the host does not wait.
 
     Args:

@@ -20,7 +20,7 @@ def observing_mode(method: Any) -> str:
 
 
 def observe(slots: Sequence[Slot], sparse_as_dense: bool = False, passes: int = 1) -> dict[str, Observation]:
-    """Of all slots in this step; their segments stay with them."""
+    """Observes all slots in this step; their segments stay with them."""
     captured = [slot for slot in slots if slot.capture_id >= 0]
     names = {slot.capture_id: slot.name for slot in captured}
     name_of = {slot.param: slot.name for slot in captured}
@@ -62,8 +62,8 @@ def _observe(
 
 
 def _samples(segments: Sequence[Any]) -> int:
-    """Of all batches in a step. A cell that is used for each place of a sequence has the same ones each
-    time."""
+    """The samples of all batches in a step. A cell that is used for each place of a sequence has the same ones
+    each time."""
     batches: dict[int, int] = {}
     for segment in segments:
         batches[segment.batch] = max(segment.samples, batches.get(segment.batch, 0))

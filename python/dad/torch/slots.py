@@ -65,7 +65,7 @@ class Slot:
 
     @property
     def wide_dtype(self) -> np.dtype:
-        """Of what is kept of it between steps."""
+        """The dtype of what is kept of it between steps."""
         return np.dtype(np.float64 if self.param.dtype == torch.float64 else np.float32)
 
     def add_square(self) -> None:
@@ -83,7 +83,7 @@ class Slot:
         self.squares = self.before_pass = None
 
     def num_rows(self) -> tuple[int, int]:
-        """Of the segments: rows, and indexed rows."""
+        """The rows and the indexed rows of the segments."""
         rows = sum(num_rows(s) for s in self.segments if s.kind == "rows")
         return rows, sum(num_rows(s) for s in self.segments if s.kind == "indexed")
 
@@ -163,7 +163,7 @@ class Slot:
 
 
 def versions(segments: Sequence[Any]) -> Any:
-    """Of what they hold. A batch of no rows has nothing that could change, but its versions do."""
+    """The versions of what they hold. A batch without rows cannot change, but its versions do."""
     return _torch.Versions([segment for segment in segments if num_rows(segment)])
 
 

@@ -190,7 +190,7 @@ def test_mistake_in_the_config_file_is_an_error(tmp_path, text):
         ("-np 2 --elastic-timeout 3", "--elastic-timeout is for elastic jobs"),
         ("-np 2 --min-np 3", "-np 2 is less than --min-np 3"),
         ("-np 3 --min-np 2 --max-np 2", "--max-np 2 is less than"),
-        ("--min-np 2 --blacklist-cooldown-range 9 3", "expected MIN not to be more than MAX"),
+        ("--min-np 2 --blacklist-cooldown-range 9 3", "MIN must not be greater than MAX"),
         ("--min-np 2 --mpi", "--mpi cannot lose or gain ranks"),
         ("--host-discovery-script /nowhere", "/nowhere cannot be run: No such file"),
         ("--min-np 3 -H localhost:2", "the hosts have 2 slots (localhost:2) where 3 are needed"),

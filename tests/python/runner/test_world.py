@@ -318,7 +318,7 @@ def test_ranks_that_are_awaited_are_named(monkeypatch, capsys):
     place = World(1, 5, None, None, None, None, start_timeout=0.5, meeting=Meeting("url"))
     with RendezvousServer("127.0.0.1") as server:
         server.put("dad_seats", "3", b"{}")
-        with pytest.raises(WorldError, match="rank 0 has not come"):
+        with pytest.raises(WorldError, match="rank 0 has not arrived"):
             meet(replace(place, rendezvous=f"http://127.0.0.1:{server.port}"))
     assert (
         "[dad rank 1] still waiting for ranks 0, 2, 4 of 5 to call init(); giving up in"
@@ -387,7 +387,7 @@ def test_rank_that_does_not_come_is_an_error_that_says_so():
     environment = clean_environment(**torch_environments(2, free_port(), DAD_START_TIMEOUT="1")[0])
     done = subprocess.run([sys.executable, "-c", SHOW_WORLD], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert "rank 1 has not come" in done.stderr
+    assert "rank 1 has not arrived" in done.stderr
     assert "DAD_START_TIMEOUT" in done.stderr
 
 

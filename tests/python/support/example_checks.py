@@ -63,7 +63,9 @@ def check_torch_cnn():
 
 
 def check_torch_transformer():
-    torch_example("torch_transformer.py", "--steps", "2", "--compression", "auto", words=("step 2/2", "In the"))
+    torch_example(
+        "torch_transformer.py", "--steps", "2", "--compression", "auto", words=("step 2/2", "In the")
+    )
 
 
 def check_torch_gru():
@@ -76,11 +78,15 @@ def check_torch_lora():
 
 
 def check_per_layer():
-    torch_example("per_layer.py", "--steps", "8", words=("embed.weight", "hidden.2.weight", "rank_dad", "head"))
+    torch_example(
+        "per_layer.py", "--steps", "8", words=("embed.weight", "hidden.2.weight", "rank_dad", "head")
+    )
 
 
 def check_two_sites():
-    torch_example("two_sites.py", "--steps", "10", "--local-steps", "4", words=("10 steps", "MB sent by rank 0"))
+    torch_example(
+        "two_sites.py", "--steps", "10", "--local-steps", "4", words=("10 steps", "MB sent by rank 0")
+    )
 
 
 def check_elastic_torch():

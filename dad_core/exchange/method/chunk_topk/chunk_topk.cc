@@ -352,7 +352,7 @@ class ChunkTopKExchange final : public Exchange {
   ChunkPieces pieces_;
   bool by_owner_ = false;
   std::shared_ptr<ChunkTopKState<T>> state_;
-  // Of the step.
+  // State of the current step.
   uint64_t made_for_ = 0;                       // whose shares there are, by submit_id; 0: none
   bool finite_ = true;                          // this rank's contribution
   Places places_{0};                            // of the values of E_w that change

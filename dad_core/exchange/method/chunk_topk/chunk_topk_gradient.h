@@ -20,7 +20,7 @@ struct GradientValues {
 template <typename T>
 GradientValues<T> TensorGradient(const TensorView& tensor);
 
-// Of a layer without a bias.
+// The gradient of a layer without a bias.
 template <typename T>
 GradientValues<T> LayerGradient(const LayerShape& shape, const LayerInput& layer);
 

@@ -32,7 +32,7 @@ class ChunkPieces {
   ChunkPieces(int64_t count, int64_t chunk, int num_ranks, int first)
       : count_(count), chunk_(chunk), num_ranks_(num_ranks), first_(first % num_ranks) {}
 
-  // Of the piece that `rank` owns.
+  // Begin and size of the piece that `rank` owns.
   int64_t Begin(int rank) const { return Edge(Number(rank)); }
   int64_t Size(int rank) const { return Edge(Number(rank) + 1) - Edge(Number(rank)); }
 

@@ -1,9 +1,9 @@
 // Picking and encoding for chunked top-k: the pass over the values that a rank, or an owner, has
 // of a tensor.
 //
-// A rank whose gradient is that of an embedding has values of some rows only. They lie one after
-// the other, and Places says where they are in the tensor. Of a chunk of which n of its m elements
-// are there, ⌈k n / m⌉ are picked, so that work and bytes follow the rows that were looked up.
+// A rank whose gradient is that of an embedding has values of some rows only. They are stored
+// contiguously, and Places gives their positions in the tensor. If n of the m elements of a chunk
+// are present, ⌈k n / m⌉ are picked, so that work and bytes follow the rows that were looked up.
 #pragma once
 
 #include <algorithm>

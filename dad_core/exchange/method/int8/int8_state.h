@@ -30,7 +30,7 @@ struct Int8Pieces {
     for (int i = 0; i < p; ++i) begin += EncodedSize(i);
     return begin;
   }
-  // Of a round: a flag and a piece, to its owner or from it.
+  // The size of a message of a round: a flag and a piece, sent to the owner or by the owner.
   int64_t MessageBytes(int round, int from, int to, const Group& group) const {
     const int piece = round == 0 ? to : from;
     const bool silent = round == 0 ? group.Joined(from) : group.Joined(to);
@@ -60,7 +60,7 @@ class Int8State final : public ExchangeState {
   Feedback<T> rank;        // E_w
   Feedback<T> owner;       // E_o, of this rank's piece
   std::vector<T> applied;  // M of this rank's piece in the last step
-  // Of a step that was begun and may be begun again.
+  // State of a step that has begun and may be begun again.
   uint64_t submit_id = 0;
   bool finite = true;
   std::vector<std::byte> bytes;  // all pieces, one after the other

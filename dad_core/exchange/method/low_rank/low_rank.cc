@@ -61,7 +61,7 @@ class LowRankState final : public ExchangeState {
   LowRankSide<T> rank;
   LowRankSide<T> owner;
   bool last_by_owner = true;
-  // Of a step that was begun and may be begun again.
+  // State of a step that has begun and may be begun again.
   uint64_t submit_id = 0;
   bool finite = true;
   SentFactors<T> sent;

@@ -1,7 +1,7 @@
 // rank-dAD: low-rank factors of the gradient (arXiv:2102.09631), with error feedback.
 //
-// Of what has gathered in its residual, a rank sends the best r directions. With the dense
-// residual, wire(·) the rounding to the wire format:
+// A rank sends the best r directions of its residual. With a dense residual, and with wire(·) as
+// the rounding to the wire format:
 //
 //   E_w += D_wᵀ A_w
 //   C_w  = wire(top_r(E_w));   E_w -= C_w

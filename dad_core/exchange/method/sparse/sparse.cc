@@ -524,7 +524,7 @@ class SparseExchange final : public Exchange {
   Group group_;
   StepInput step_;
   std::shared_ptr<SparseState<T>> state_;
-  // Of the step.
+  // State of the current step.
   uint64_t made_for_ = 0;  // whose share there is, by submit_id; 0: none
   Accumulators<T> next_;
   std::array<double, 2> next_rms_ = {};

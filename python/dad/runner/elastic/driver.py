@@ -187,7 +187,7 @@ class Driver:
                 reason = "exit code 0 before it was in training"
             self._failed(worker, Failure(seat, worker.rank, reason, code, now, lost_peer), was_member)
         if was_member:
-            # Who is still connecting to it will not succeed.
+            # A worker that is still connecting to it will not succeed.
             self._do.abandon_round()
             self._told = None
         self._go_on(now)
@@ -338,7 +338,7 @@ class Driver:
 
     def _wait_for_more(self, num_waiting: int, now: float) -> None:
         if self._finished:
-            # Who has ended well may have left these behind; there is no group to train on with.
+            # A worker that has ended well may have left these behind; no group is left to train with.
             self._finished.clear()
             self._fill_seats(now)
         needed = self.settings.min_np
@@ -363,7 +363,7 @@ class Driver:
         )
 
     def _tell_rank_0(self, now: float) -> None:
-        """Of workers that are ready to join, and of members whose host is gone."""
+        """Tells rank 0 about workers that are ready to join and members whose host is gone."""
         room = frozenset(
             seat
             for seat, worker in self.workers.items()

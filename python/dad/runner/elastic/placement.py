@@ -46,7 +46,7 @@ def number(seats: Iterable[Seat], before: Mapping[Seat, int]) -> dict[Seat, int]
             ranks[seat] = before[seat]
     taken = set(ranks.values())
     free = iter(rank for rank in range(len(seats)) if rank not in taken)
-    # Who stays comes first: Horovod's users expect low ranks to be old ones.
+    # Workers that stay come first: Horovod's users expect low ranks to be the old ones.
     for seat in [*homeless, *seats]:
         if seat not in ranks:
             ranks[seat] = next(free)

@@ -53,7 +53,7 @@ class Found:
     # rest, and `rides_with` says where its gradient is.
     bias: int | None = None
     rides_with: int | None = None
-    # Of a vector that comes formed and of convolutions with groups: the same gradient by samples.
+    # For a formed vector and for grouped convolutions: the same gradient by samples.
     sums: list[Use] = field(default_factory=list)
     # The graph has the gradient only. The uses tell the plan how many rows there would be.
     is_formed: bool = False
@@ -233,7 +233,7 @@ class _Walk:
         return list(source.shape[rank - len(kept) :]) == kept
 
     def bias_keys(self):
-        """Of what this gradient is the sum, if it is one of sums only."""
+        """The keys of which this gradient is the sum, if it consists of sums only."""
         if self.sums is None:
             return []
         return [self._nodes.key(self._nodes.base(term.source)) for term in self.sums]

@@ -155,7 +155,7 @@ class Use(ABC):
         self.delta: tf.Tensor | None = None
         self.has_bias = False
         self.link = None
-        # Of a use with a link, or above one: weight and bias as the forward pass has read them.
+        # For a use with a link, or above one: weight and bias as the forward pass has read them.
         self.weight_read: tf.Tensor | None = None
         self.bias_read: tf.Tensor | None = None
         self.nodes = nodes
@@ -192,7 +192,7 @@ class Use(ABC):
 
     @abstractmethod
     def num_rows(self) -> int | tf.Tensor:
-        """Of all groups. A number where shapes are known, else a tensor that depends on shapes only."""
+        """The rows of all groups: a number if shapes are known, else a tensor that depends on shapes only."""
 
     @abstractmethod
     def num_samples(self) -> int | tf.Tensor:
@@ -452,7 +452,7 @@ class Convolution:
 
     @property
     def columns(self) -> int:
-        """Of a row of A."""
+        """The columns of a row of A."""
         return self.inputs * math.prod(self.kernel)
 
     @property

@@ -32,12 +32,12 @@ class _TensorsHandler(StateDictHandler):
 
 
 class ModelStateHandler(_TensorsHandler):
-    """Of a torch.nn.Module: parameters and buffers."""
+    """Handles a torch.nn.Module: its parameters and buffers."""
 
 
 class OptimizerStateHandler(_TensorsHandler):
-    """Of a torch.optim.Optimizer. What a DistributedOptimizer keeps for lossy methods is each rank's own;
-    with local steps it begins a round."""
+    """Handles a torch.optim.Optimizer. What it keeps for lossy methods is each rank's own; with local steps it
+    begins a round."""
 
     def capture(self) -> Any:
         if isinstance(self.value, LocalOptimizer):
