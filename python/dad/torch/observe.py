@@ -62,8 +62,8 @@ def _observe(
 
 
 def _samples(segments: Sequence[Any]) -> int:
-    """The samples of all batches in a step. A cell that is used for each place of a sequence has the same ones
-    each time."""
+    """The samples of all batches in a step. A cell that is used for each place of a sequence has the same
+    ones each time."""
     batches: dict[int, int] = {}
     for segment in segments:
         batches[segment.batch] = max(segment.samples, batches.get(segment.batch, 0))

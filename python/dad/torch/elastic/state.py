@@ -36,8 +36,8 @@ class ModelStateHandler(_TensorsHandler):
 
 
 class OptimizerStateHandler(_TensorsHandler):
-    """Handles a torch.optim.Optimizer. What it keeps for lossy methods is each rank's own; with local steps it
-    begins a round."""
+    """Handles a torch.optim.Optimizer. What it keeps for lossy methods is each rank's own; with local steps
+    it begins a round."""
 
     def capture(self) -> Any:
         if isinstance(self.value, LocalOptimizer):
