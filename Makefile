@@ -31,7 +31,7 @@ test-again:  ## the Python tests that failed last: a busy machine may starve one
 test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
 	@scripts/sanitize.sh
 
-test-cuda12:  ## the kernels by nvcc 12.4, declarations against CUDA 12's headers; the first time 1.7 GB pass by
+test-cuda12:  ## the kernels by nvcc 12.4, declarations against CUDA 12's headers; downloads 1.7 GB the first time
 	@scripts/cuda12.sh
 
 chaos: setup  ## faults at random times, and what must hold after them; CHAOS_SECONDS (150), 3600 for an hour
@@ -48,7 +48,7 @@ lint:  ## clang-format, ruff, mypy and codespell, changing nothing
 	@$(VENV)/bin/mypy
 	@$(VENV)/bin/codespell *.md docs $(PYTHON_FILES) $(CPP_DIRS)
 
-tidy:  ## what locks guard, checked by clang-tidy, if that is there: some minutes
+tidy:  ## lock annotations, checked by clang-tidy if it is installed; takes minutes
 	@scripts/tidy.sh
 
 format:  ## clang-format and ruff, in place

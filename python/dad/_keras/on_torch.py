@@ -407,7 +407,7 @@ def make_reducer(settings: Settings, name: str, accumulates: bool = False) -> Gr
         return GradientReducer(settings, name)
     if accumulates:
         log.warning(
-            "gradients go dense and not by %s: Keras adds them up over several steps, and on its torch "
+            "gradients are sent dense, not by %s: Keras adds them up over several steps, and on its torch "
             "backend methods send what one backward() has computed",
             method.spec(),
         )
