@@ -1,7 +1,7 @@
-"""Writes the table and the picture of README.md from what benchmarks have measured.
+"""Writes the tables of README.md and docs/choosing.md, and the picture, from what benchmarks have measured.
 
 python benchmarks/methods.py --json benchmarks/results/methods.json    measures again
-python scripts/gen_figures.py                                          writes both
+python scripts/gen_figures.py                                          writes them
 python scripts/gen_figures.py --check                                  fails if they are not current
 """
 
@@ -12,6 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results" / "methods.json"
 README = ROOT / "README.md"
+CHOOSING = ROOT / "docs" / "choosing.md"
 PICTURE = ROOT / "docs" / "img" / "faster_than_ddp.svg"
 BEGIN, END = "<!-- from benchmarks/results -->\n", "<!-- end -->\n"
 
@@ -56,6 +57,25 @@ def table(rows):
             f"| {short(row['dad MB'])} | {short(row['DDP MB'])} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def relative_table(rows):
+    """Times over DDP's, a line for each model and link."""
+    cells = {}
+    for row in rows:
+        place = cells.setdefault(split(row), {})
+        place[row["method"].partition(":")[0]] = short(row["time / DDP"])
+        place["powersgd"] = short(row["PowerSGD / DDP"])
+    lines = ["| model | line | `exact` | `rank_dad` | PowerSGD hook of torch |", "|---|---|---|---|---|"]
+    for (model, link), place in sorted(cells.items(), key=lambda cell: list(MODELS).index(cell[0][0])):
+        values = " | ".join(place.get(method, "") for method in ("exact", "rank_dad", "powersgd"))
+        lines.append(f"| {MODELS[model]} | {LINKS[link]} | {values} |")
+    return "\n".join(lines) + "\n"
+
+
+def between_marks(page, text):
+    before, rest = page.read_text().split(BEGIN)
+    return before + BEGIN + text + END + rest.split(END)[1]
 
 
 # Readable on a white page and on a dark one.
@@ -107,10 +127,11 @@ def picture(rows):
 
 def main():
     rows = json.loads(RESULTS.read_text())["rows"]
-    readme = README.read_text()
-    before, rest = readme.split(BEGIN)
-    after = rest.split(END)[1]
-    pages = {README: before + BEGIN + table(rows) + END + after, PICTURE: picture(rows)}
+    pages = {
+        README: between_marks(README, table(rows)),
+        CHOOSING: between_marks(CHOOSING, relative_table(rows)),
+        PICTURE: picture(rows),
+    }
     for path, text in pages.items():
         if "--check" in sys.argv[1:]:
             if not path.exists() or path.read_text() != text:

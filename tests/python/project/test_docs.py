@@ -14,7 +14,7 @@ def test_the_options_page_is_current(source_dir):
     subprocess.run([sys.executable, source_dir / "scripts/gen_options_doc.py", "--check"], check=True)
 
 
-def test_the_figures_of_the_readme_are_those_of_the_results(source_dir):
+def test_figures_are_those_of_the_results(source_dir):
     subprocess.run([sys.executable, source_dir / "scripts/gen_figures.py", "--check"], check=True)
 
 
