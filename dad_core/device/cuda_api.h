@@ -2,8 +2,8 @@
 // tests can put a fake in its place. The types are those of cuda_runtime_api.h, without it;
 // transport/nccl/abi_check.cc compares them where that header is.
 //
-// There is no function that waits for the device in this table, but FreeHost, which may: whoever
-// has only the table cannot synchronise by accident.
+// FreeHost is the only function in this table that may wait for the device, so code that has only
+// the table cannot synchronise by accident.
 #pragma once
 
 #include <cstddef>

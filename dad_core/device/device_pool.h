@@ -1,5 +1,5 @@
-// A stream and device memory for what is put on it. A block that has gone back is given out again
-// at once: whoever takes it comes later on the same stream, so nobody waits and nothing is asked.
+// A stream and device memory for the work on it. A block that was returned is handed out again at
+// once: its next user comes later on the same stream, so neither host nor device has to wait.
 #pragma once
 
 #include <cstddef>

@@ -421,7 +421,7 @@ void GemmNt(T alpha, const T* a, int64_t a_stride, const T* b, int64_t b_stride,
 }
 
 // Eigen cuts its products by the sizes of the caches, so the bits would depend on the
-// machine: it is told fixed ones, small enough for any.
+// machine: it is given fixed ones, small enough for any machine.
 bool FixCacheSizes() {
   Eigen::setCpuCacheSizes(32 << 10, 512 << 10, 2 << 20);
   return true;

@@ -1,4 +1,4 @@
-// The one queue of the worker: whoever has something for it posts an event here.
+// The only queue of the worker: everything that it has to handle is posted here as an event.
 // Framework threads and transport threads post, the worker takes all at once.
 #pragma once
 

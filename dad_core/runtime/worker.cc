@@ -559,8 +559,8 @@ void Worker::Abort(int culprit, const std::string& why) {
   abort_reason_ = why;
 }
 
-// The others are told who it was before anything is closed: to them, a rank that
-// closes its connections looks dead itself.
+// Tells the others which rank it was before closing any connection, because a rank that closes its
+// connections looks dead itself.
 void Worker::DoAbort() {
   aborted_ = true;
   const std::string rank = "rank " + std::to_string(culprit_);

@@ -1,4 +1,4 @@
-"""What somebody who has mistyped a name may have meant."""
+"""Suggests what a mistyped name may have meant."""
 
 from __future__ import annotations
 

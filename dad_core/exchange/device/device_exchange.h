@@ -1,5 +1,5 @@
 // What exchanges that compute on a device have in common: the memory and the event of a step, the
-// way by the host, and how a rank that cannot take part says so.
+// fallback to the host, and how a rank refuses to take part.
 //
 // A rank whose tensor comes by way of the host hands the step to the host's exchange, where there
 // is one (`on_host`), with the same bytes on the wire. A rank that lacks device memory, or finds

@@ -70,7 +70,7 @@ struct Contribution {
   TensorView input;
   // Where the result goes when its shape is that of the input (allreduce,
   // broadcast); may be the input itself. For other kinds data is null, and the
-  // request's allocator is asked.
+  // request's allocator provides it.
   TensorView output;
   // alltoall: rows of the first dimension for each rank; empty means even.
   std::vector<int64_t> splits;

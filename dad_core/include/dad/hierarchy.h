@@ -36,28 +36,28 @@ class DAD_EXPORT Hierarchy {
   static Result<std::unique_ptr<Hierarchy>> Make(Engine& engine, HostPlan plan,
                                                  std::chrono::milliseconds timeout);
 
-  // An allreduce (not Adasum) over all ranks. Its method, but for "none", is for one rank of each
-  // host: an owner in its text counts hosts, and what it keeps between steps lies with these ranks,
+  // An allreduce (not Adasum) over all ranks. A method other than "none" runs between one rank of
+  // each host: an owner in its text counts hosts, and these ranks keep its state between steps,
   // under leader_set() and NameAcross() of the request's name.
   //
-  // Rows and a rank's own weight cannot be added up inside a host: that gradient is formed first,
-  // in memory of the host only. For methods that look at the variance over samples their squares
-  // are added up beside it; on a device those that come as dense_square, in place. A rank's wish
-  // for a new plan counts on leaders.
+  // Rows and weights of single ranks cannot be added up inside a host, so their gradient is formed
+  // first, in host memory only. For methods that use the variance over samples, the squares are
+  // added up beside it; on a device those given as dense_square, in place. Only leaders can ask
+  // for a new plan.
   std::shared_ptr<Ticket> Submit(Request request);
 
-  // Calls `then` once when no request of this rank is on its way: at once, or by the thread that
-  // ends the last. A rank joins then: others see from who has joined which hosts' sums come another
-  // way. Not to be called again before that.
+  // Calls `then` once when this rank has no request in flight: at once, or in the thread that ends
+  // the last one. A rank joins then: from the ranks that have joined, the others know which hosts'
+  // sums are orphans. It must not be called again before that.
   void WhenIdle(std::function<void()> then);
-  // Before this rank goes on: those that had joined have missed what others agreed on meanwhile.
+  // Called before this rank goes on: ranks that had joined have missed what the others agreed on.
   void AllHaveJoined();
 
   const HostPlan& plan() const { return plan_; }
   bool leads() const;                             // this rank
   int leader_set() const { return leader_set_; }  // the process set of leaders; -1: one host only
   static std::string NameAcross(const std::string& name);
-  // What ranks must agree on about an allreduce, whichever way it goes.
+  // What ranks must agree on about an allreduce, with or without the hierarchy.
   static std::string TermsOf(const Request& request);
   // The name of a request, from the name of one of its steps.
   static std::string NameOfRequest(const std::string& name_of_step);

@@ -58,15 +58,15 @@ struct Request {
   // gives its gradients a stream of their own, so that a metric which is reduced
   // now and then does not hold them up.
   uint32_t stream = 0;
-  // What this process sends in one step, by a number of its own; 0: a request by itself. When ranks
-  // disagree on one of a step, those that have not begun end with the same error on all ranks: who
-  // has got it sends nothing more in that step, and others would wait for that.
+  // The step of this process that the request belongs to; 0: none. When ranks disagree on one
+  // request of a step, those that have not begun end with the same error on all ranks: a rank that
+  // sees the error sends nothing more in that step, and the others would wait for it.
   uint64_t step = 0;
-  // What users call this request, where it is a step of theirs; empty: by its name.
+  // The user's name of this request if it is one step of it; empty: `name`.
   std::string shown_name;
-  // Each rank brings the sum of its host.
+  // Each rank contributes the sum of its host.
   bool sums_of_hosts = false;
-  // False when the name will not come again (a running number): not worth remembering.
+  // False if the name is used once (a running number), so that it is not worth remembering.
   bool recurring = true;
 
   std::vector<Contribution> tensors;

@@ -1,7 +1,7 @@
 // Device tensors by way of the host: for methods, whose exchanges compute on the CPU, and for
 // everything where there is no NCCL. A request's tensors are copied to page-locked memory before
 // its lane hears of it, and its results are copied back when it is done; in between it is like any
-// other. The host waits for nothing: copies are asked about until they are through.
+// other. The host never waits: it polls until the copies are done.
 //
 // Order on the device: copies out start after the ready_event of each view, the ticket's
 // done_event comes after the copies back. Worker only.

@@ -30,7 +30,7 @@ struct BatchPart {
   int tensor = 0;
 };
 
-// What an exchange gets of a request; valid while the request is.
+// The input of an exchange, from a request; valid as long as the request.
 StepInput InputOf(RequestState& request, int tensor);
 
 struct TensorTraffic {
@@ -51,8 +51,7 @@ struct TensorTraffic {
 
 class Executor {
  public:
-  // `done` is told when a request has lost its last part.
-  // `ranks`: of the members.
+  // `done` is called when the last part of a request has ended. `ranks` are those of the members.
   Executor(int member, std::vector<int> ranks, WireOut* wire,
            std::function<void(const std::shared_ptr<RequestState>&)> done);
   ~Executor();
@@ -65,28 +64,28 @@ class Executor {
   // `member` has left a batch and will send nothing more of it.
   void OnLeft(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t id);
-  // Batches whose next bytes a device is making, and a look at them: no thread waits for it.
+  // Batches whose next bytes a device is producing. SendHeld() polls them; no thread waits.
   bool holds() const { return !held_.empty(); }
   void SendHeld();
   // A batch that devices exchange is on the device, or has failed.
   void OnDevice(const DeviceOutcome& outcome);
 
-  // Takes back a batch of which no round was received; its requests are returned. They must not end
-  // while they are `leaving`: `done` is told of one that has `ended` by then.
+  // Takes back a batch of which no round was received, and returns its requests. They must not end
+  // while they are `leaving`; `done` is called for those that have `ended` in the meantime.
   std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
   // True while some batch in flight has a part of the request.
   bool Carries(const std::shared_ptr<RequestState>& request) const;
-  // The schedule has been recalled: batches of it, and of those before it, that have not started
-  // here never will. Drops their messages, those that have come and those that still do: a recall
-  // may overtake them.
+  // The schedule has been recalled: batches of it and of earlier schedules that have not started
+  // here never will. Drops their messages, also those that arrive later, since a recall may
+  // overtake them.
   void RetireSchedule(uint32_t schedule);
 
-  // `member` will send nothing more: what cannot finish without it fails. Members that need
-  // something of ours for it, and have no other way to know, are told (kLeft).
+  // `member` will send nothing more: batches that need it fail. Members that wait for our part of
+  // such a batch, and cannot know otherwise, get a kLeft message.
   void MemberGone(int member, const Status& why);
-  // No batch starts here any more: members that send something of one are told (kLeft).
+  // No more batches start here: members that send data of one get a kLeft message.
   void StartNoMore(const Status& why);
-  // All members leave what they have begun; some of it may be on its way yet.
+  // All members abandon the batches that they have begun; some messages may still be in flight.
   void LeaveAll(const Status& why);
   bool busy() const { return !running_.empty(); }
   // Messages of batches that have not started here.
@@ -98,7 +97,7 @@ class Executor {
 
   // Members that some batch waits for.
   std::vector<bool> Awaited() const;
-  // Requests whose batch has waited for some member since before `since`.
+  // Requests whose batch has waited for some member since a time before `since`.
   struct Late {
     std::shared_ptr<RequestState> request;
     std::vector<int> members;

@@ -108,16 +108,17 @@ class Hierarchy::AgreedNames {
   std::set<std::string> names_;
 };
 
-// One request on its way: inside the host, across, inside again. Each step is submitted when the
-// one before is done, by the thread that says so; nobody waits in between.
+// One request in flight: inside the host, between hosts, inside the host again. The thread that
+// completes a step submits the next one; no thread waits in between.
 //
-// Ranks that have joined bring nothing to a step, and need none of it. Where that is a leader, it
-// does not take its host's sum across: what its other ranks have is an orphan. They see who was
-// absent inside the host, other leaders that this one was across, and then all that are left meet
-// once more: orphans are added to what came of the others. They go without a method, since its
-// state is the leader's; nothing is lost, and Average divides by all ranks as ever. A rank joins
-// when its own requests are through (WhenIdle), so that nobody takes one who is on his way for
-// absent. Because of that last step, a failure has to be told there, too.
+// A rank that has joined contributes nothing to a step and needs nothing from it. If a leader has
+// joined, it does not take the sum of its host to the other hosts: that sum is an orphan. The other
+// ranks of the host notice this in the step inside the host, and the other leaders in the step
+// between hosts. Then all remaining ranks exchange once more, and orphans are added to the result
+// of the others. Orphans are sent without a method, since its state is kept by the leader. Nothing
+// is lost, and Average still divides by the number of all ranks. A rank joins only when its own
+// requests are done (WhenIdle), so that a rank with a request in flight is never taken for absent.
+// Because of that last step, a failure has to be reported there, too.
 class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_this<Climb> {
  public:
   Climb(const Hierarchy& hierarchy, Request request, std::vector<HostPiece> pieces)
@@ -178,14 +179,14 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
           deadline - std::chrono::steady_clock::now());
       if (timeout.count() >= 0 && left.count() <= 0) return late;
       lock.unlock();
-      // The step is told that a user waits for it.
+      // Tell the step that a user waits for it.
       if (step) {
         Status status = step->Wait(
             timeout.count() < 0 ? timeout : std::max(left, std::chrono::milliseconds(1)));
-        if (!status.ok()) late = std::move(status);  // says who is waited for
+        if (!status.ok()) late = std::move(status);  // names the ranks that are awaited
       }
       lock.lock();
-      // The one who was told first puts the next step here.
+      // The first thread to be notified sets the next step.
       const auto moved_on = [&] { return ended_ || step_ != step; };
       if (timeout.count() < 0) {
         changed_.wait(lock, moved_on);

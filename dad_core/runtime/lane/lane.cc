@@ -420,8 +420,8 @@ void Lane::NoteGivenUp(uint64_t step, const Status& why) {
   must_take_back_ = true;
 }
 
-// The next message says so, and no decision comes before it: what a rank that tries again has is
-// never put together with what another one had.
+// The next message announces this, and no decision precedes it: a request that a rank submits again
+// is never combined with the earlier one of another rank.
 void Lane::TakeBack() {
   must_take_back_ = false;
   std::vector<std::pair<std::shared_ptr<RequestState>, Status>> gone;

@@ -1,4 +1,4 @@
-// The shared middle of a LocalNetwork: who is alive, and when a message arrives.
+// The shared part of a LocalNetwork: which ranks are alive, and when a message arrives.
 #pragma once
 
 #include <atomic>
@@ -39,7 +39,7 @@ class Hub {
 
   // What came for the rank before it attached is put at once.
   void Attach(int rank, Inbox* inbox);
-  // The rank ends: its peers are told, and `inbox` is not used any more.
+  // The rank ends: its peers are notified, and `inbox` is not used any more.
   void Detach(int rank);
 
   // False if the message was not taken because the sender is dead.

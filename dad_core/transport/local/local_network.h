@@ -36,7 +36,7 @@ class LocalNetwork {
   // Whatever the rank sends vanishes, as if its cable were cut.
   void Silence(int rank);
 
-  // All connections of the rank break; both sides are told.
+  // Breaks all connections of the rank; both sides notice.
   void Kill(int rank);
 
   // `messages` more leave the rank; the attempt to send the next one kills it.

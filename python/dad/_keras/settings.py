@@ -1,4 +1,4 @@
-"""What DistributedOptimizer was asked for."""
+"""The arguments of a DistributedOptimizer."""
 
 from __future__ import annotations
 

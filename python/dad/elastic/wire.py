@@ -66,7 +66,7 @@ _NAMES = {made: name for name, made in _BY_NAME.items()}
 
 
 class MessageError(ValueError):
-    """A message that was not sent by who has the key, or that is none of ours."""
+    """A message that was not signed with the key, or that is not one of the known kinds."""
 
 
 class _Unpickler(pickle.Unpickler):

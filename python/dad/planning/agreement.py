@@ -78,7 +78,7 @@ class Agreement:
         self._running = mine, self._start("settings", [self._ranks.rank_in_job, mine, facts])
 
     def is_over(self, seconds: float) -> bool:
-        """Whether all ranks have begun, by then."""
+        """Whether all ranks have begun by that time."""
         return self._running is not None and self._running[1].wait_for(seconds)
 
     def settle(self, described: Description, facts: Facts) -> list[Facts]:

@@ -27,7 +27,7 @@ class Gather(Protocol):
         """The bytes of every rank, in rank order; ranks that have joined have none."""
 
     def wait_for(self, seconds: float) -> bool:
-        """Whether it is over by then. It goes on if it is not."""
+        """Whether it is over by that time. It goes on if it is not."""
 
 
 class Ranks(Protocol):

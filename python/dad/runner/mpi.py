@@ -100,7 +100,7 @@ def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]
     environment["HOROVOD_CONTROLLER"] = environment["HOROVOD_CPU_OPERATIONS"] = "mpi"
     environment["PYTHONUNBUFFERED"] = "1"
     if os.geteuid() == 0:
-        # Open MPI refuses root otherwise; whoever calls dadrun as root means it.
+        # Open MPI refuses root otherwise; a user who calls dadrun as root means it.
         environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return environment
 

@@ -1,4 +1,4 @@
-"""What is said of a rank that has failed."""
+"""What dadrun prints about a rank that has failed."""
 
 from __future__ import annotations
 

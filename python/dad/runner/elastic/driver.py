@@ -1,4 +1,4 @@
-"""Decides what becomes of an elastic job: who is in it, with which rank, and when it is over.
+"""Decides which workers are in an elastic job, with which ranks, and when the job is over.
 
 The job goes from round to round. A round is a set of workers with ranks, its members. Whatever ends a
 round, a lost member or a change of hosts, its members come back and ask for their next place (GET
@@ -290,7 +290,7 @@ class Driver:
         self._enter(worker, State.LEAVING, now)
 
     def _try_round(self, now: float) -> None:
-        """All members have asked, so that a new round can begin with who is there."""
+        """All members have asked, so a new round can begin with those that are there."""
         waiting = [worker for worker in self.workers.values() if worker.state is State.WAITING]
         for worker in waiting:
             if not self._do.is_waiting(worker.seat):
