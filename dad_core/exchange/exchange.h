@@ -9,8 +9,8 @@
 //   Begin, { Send to each peer, Receive } x num_rounds, Finish
 // or Begin, ..., Cancel.
 //
-// One that computes on a device puts its work on a stream and returns: Ready says when there is
-// something to send, device_event when the device is through.
+// An exchange that computes on a device enqueues its work on a stream and returns. Ready tells when
+// there is something to send, device_event when the device has finished.
 #pragma once
 
 #include <memory>
@@ -71,8 +71,8 @@ struct StepReport {
   bool too_large = false;    // some rank's share would have been larger than dense's
   bool not_finite = false;   // some rank's contribution was; all got NaN and no state changed
   int not_finite_rank = -1;  // the first of them, where the exchange knows
-  // Methods that change nothing about values: a rank whose contribution was found not to be finite,
-  // as far as this one has seen it; -1: none.
+  // For methods that do not change values: a rank whose contribution is known here to be not
+  // finite; -1: none.
   int suspect = -1;
   double effective = -1.0;  // the rank of what was applied, or the share of elements sent
 };
@@ -85,14 +85,14 @@ struct StepInput {
   // alltoall writes here what it got from each rank.
   std::vector<int64_t>* received_splits = nullptr;
   StepReport* report = nullptr;  // may be null
-  // Tells one submit from the next: a step that was cancelled begins again with the same.
+  // Identifies the submit: a step that was cancelled begins again with the same number.
   uint64_t submit_id = 0;
 };
 
-// When the device moves the data: work of one process set is put on the device in the order of
-// these numbers, the same on every rank. A batch takes one number per part.
+// For data that the device moves: work of one process set is enqueued in the order of these
+// numbers, which is the same on every rank. A batch takes one number per part.
 struct DeviceTurn {
-  // Rows that this rank sends one member, and gets from it.
+  // The rows that this rank sends to one member, and receives from it.
   struct Rows {
     int64_t send_begin = 0;
     int64_t send_count = 0;
@@ -111,9 +111,9 @@ class Exchange {
  public:
   virtual ~Exchange() = default;
 
-  // Work on this rank's contribution that needs nobody else, while the tensor's batch still waits
-  // for others. Begin follows with the same submit_id, of this exchange or of another one for the
-  // same tensor. For those whose Begin takes long; the others do nothing.
+  // Does local work on this rank's contribution while the tensor's batch still waits for others.
+  // Begin follows with the same submit_id, on this exchange or on another one for the same tensor.
+  // Only exchanges whose Begin takes long implement it.
   virtual void Prepare(const StepInput& input, const Group& group) { (void)input, (void)group; }
 
   // Takes this step's contribution. On error the state is as before the call.
@@ -122,16 +122,16 @@ class Exchange {
   // Rounds of this step; the same on every rank. At least 1.
   virtual int num_rounds() const = 0;
 
-  // Exchanges that compute on a device, before the first Send of a round: null when its bytes are
-  // there, else an event. Asked again once that has passed, until it is null. An error ends the
-  // engine.
+  // For exchanges that compute on a device, before the first Send of a round: null when the bytes
+  // are there, else an event. Called again after that event, until it returns null. An error ends
+  // the engine.
   virtual Result<DeviceEvent> Ready(int round) {
     (void)round;
     return DeviceEvent();
   }
   // The device that the step computes on; -1: the host.
   virtual int device() const { return -1; }
-  // After all that the step has put on the device; null: nothing.
+  // An event after all work that the step has enqueued on the device; null: there is none.
   virtual DeviceEvent device_event() const { return nullptr; }
 
   // Appends what this rank sends to `peer` in `round`; nothing is a valid answer.
@@ -144,24 +144,23 @@ class Exchange {
   // -1 when the message has to say so.
   virtual int64_t ReceiveBytes(int round, int peer) const = 0;
 
-  // Whether what we send to `peer` in `round` has to say its length: whether the peer's
-  // ReceiveBytes for us is -1.
+  // Whether a message to `peer` in `round` has to carry its length, that is, whether the peer's
+  // ReceiveBytes for this rank is -1.
   virtual bool SendsLength(int round, int peer) const {
     (void)round, (void)peer;
     return false;
   }
 
   // Memory that the bytes of `peer` in `round` may be written into as they come,
-  // ReceiveBytes() long, or empty. Only rounds > 0 are asked: by then every rank
-  // has committed to the step. Receive is called all the same, with a share that
-  // points there.
+  // ReceiveBytes() long, or empty. Called only for rounds > 0, when every
+  // rank has committed to the step. Receive is still called, with a share that points there.
   virtual std::span<std::byte> Destination(int round, int peer) {
     (void)round, (void)peer;
     return {};
   }
 
-  // Whether `from` sends `to` anything in `round`, the same answer on both. Only rounds > 0 are
-  // asked: the first goes to all, since it says that we agree.
+  // Whether `from` sends `to` anything in `round`, the same answer on both. Called
+  // only for rounds > 0: the first round goes to all members, since it signals agreement.
   virtual bool Speaks(int round, int from, int to) const {
     (void)round, (void)from, (void)to;
     return true;
@@ -178,7 +177,7 @@ class Exchange {
   // when no round has been received.
   virtual void Cancel() {}
 
-  // An exchange that moves no data says where the data's turn is; null for the others.
+  // The place of the data in the device's order, for exchanges that move no data; null for others.
   virtual const DeviceTurn* device_turn() const { return nullptr; }
 };
 
@@ -210,14 +209,14 @@ Result<std::unique_ptr<Exchange>> MakeExchange(const TensorSpec& spec, Slice sli
 bool ComputesOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
 // And whether every rank has to: a rank whose tensors are elsewhere cannot take part.
 bool MustComputeOnDevice(const TensorSpec& spec, const ExchangeEnv& env);
-// Whether this rank's contribution can be taken where it is; else it comes by way of the host,
-// which the exchange takes as well.
+// Whether this rank's contribution can be used where it is; else it goes by way of the host, which
+// the exchange accepts as well.
 bool TakesFromDevice(const TensorSpec& spec, const Contribution& mine, const ExchangeEnv& env);
 
 // True when the spec can be cut into slices of elements.
 bool IsElementwise(const TensorSpec& spec);
 
-// What goes on the wire for it, roughly: for the fuser, and the same on every rank.
+// The approximate number of bytes on the wire, for the fuser; the same on every rank.
 int64_t ExpectedBytes(const TensorSpec& spec);
 
 // How much of a batch a tensor fills that cannot be cut. With a method more than its bytes on the

@@ -1,4 +1,4 @@
-// The thread of an engine and all that it alone touches: lanes, peers, timers.
+// The thread of an engine and everything that only this thread uses: lanes, peers, timers.
 #pragma once
 
 #include <atomic>
@@ -72,7 +72,7 @@ class Worker final : public MessageSink, private LaneOwner {
   // All below: the worker's thread.
   void Run();
   void PumpLanes();
-  // A request has failed because a peer has left: the engine is of no use any more.
+  // A request has failed because a peer has left: the engine is unusable from now on.
   void NoteBroken(const Status& why);
   // The contribution of a rank to a gradient was not finite.
   void WarnOfSuspect(const RequestState& request);
@@ -97,7 +97,7 @@ class Worker final : public MessageSink, private LaneOwner {
   Lane* FindLane(int id);
   void PeerSaidGoodbye(int peer);
   void SendControl(int peer, MessageKind kind, ByteSpan payload = {});
-  // Gives up: the first reason counts. `culprit` < 0: nobody in particular.
+  // Aborts the engine; the first reason counts. `culprit` < 0: no particular rank.
   void Abort(int culprit, const std::string& why);
   void DoAbort();
   void BeginShutdown();

@@ -41,8 +41,8 @@ class DAD_EXPORT MessageSink {
  public:
   virtual ~MessageSink() = default;
 
-  // The header of a message with a payload has come: where shall the payload go?
-  // Null: the transport takes a buffer of its own. The memory is the transport's
+  // Called when the header of a message with a payload has arrived; returns where to put the
+  // payload. Null: the transport uses a buffer of its own. The memory is the transport's
   // until Deliver, PeerLost or Close.
   virtual std::byte* Reserve(int peer, const MessageHeader& header) {
     (void)peer, (void)header;
@@ -80,7 +80,7 @@ class DAD_EXPORT Transport {
   virtual std::string_view name() const = 0;
   virtual TransportCounters counters() const = 0;
 
-  // Bytes per second to all peers together, as far as the line set the pace; 0: not known.
+  // Bytes per second to all peers together while the line was the limit; 0: not known.
   virtual double LineRate() const { return 0; }
 
   // Grows while bytes move between this rank and `peer`: those received, part of a message or not,

@@ -44,7 +44,7 @@ struct RecentTraffic {
   int64_t hosts_sent = 0;  // of these; see TensorStats::hosts_bytes_sent
 };
 
-// The step of a tensor that took longest on this rank, from the submit to the result.
+// The step in which a tensor took longest on this rank, from the submit to the result.
 struct WorstStep {
   int64_t step = 0;  // counts from 1; 0: there was none
   double seconds = 0.0;
@@ -67,7 +67,7 @@ struct TensorStats {
   double effective = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
   RecentTraffic recent;  // of these, since it last changed its collective or method
-  // Of wire_bytes_sent, where sums go from host to host: those to other hosts. Else 0.
+  // The part of wire_bytes_sent that went to other hosts, if sums go from host to host; else 0.
   int64_t hosts_bytes_sent = 0;
   WorstStep worst;
 };
@@ -98,11 +98,11 @@ class DAD_EXPORT Engine {
   // made in the order given; they get the ids 1, 2, …
   static Result<std::unique_ptr<Engine>> Create(const World& world, const Options& options,
                                                 std::vector<std::vector<int>> process_sets = {});
-  // For tests: over a transport that exists already.
+  // For tests: runs over an existing transport.
   static Result<std::unique_ptr<Engine>> CreateOn(std::unique_ptr<Transport> transport,
                                                   const World& world, const Options& options,
                                                   std::vector<std::vector<int>> process_sets = {});
-  // Says goodbye to the peers and fails every ticket that is still open.
+  // Sends a goodbye to the peers and fails every ticket that is still open.
   virtual ~Engine() = default;
 
   // Never blocks. Misuse and failures come back in the ticket.
@@ -113,16 +113,17 @@ class DAD_EXPORT Engine {
   // when all ranks have come to a join(), since they came to it after different numbers of calls.
   // A request that is rejected on this rank does not consume a number. `name`: what it is called.
   virtual std::shared_ptr<Ticket> SubmitUnnamed(Request request, std::string* name = nullptr) = 0;
-  // How many joins all ranks have come to. Grows before the join's ticket is done.
+  // The number of joins that all ranks have reached. It grows before the ticket of the join is
+  // done.
   virtual int64_t num_joins() const = 0;
-  // Several at once, for which the worker wakes up once. `done` is called for each as by
-  // Ticket::OnDone, with its place among them; that may be before this returns. With `user_waits` a
-  // user blocks on all of them (Ticket::UserWaits).
+  // Submits several requests, for which the worker wakes up once. `done` is called for each as by
+  // Ticket::OnDone, with its index, possibly before this returns. With `user_waits` a user blocks
+  // on all of them (Ticket::UserWaits).
   using Tickets = std::vector<std::shared_ptr<Ticket>>;
   using OneDone = std::function<void(size_t place, const std::shared_ptr<Ticket>&, const Status&)>;
   virtual Tickets SubmitAll(std::vector<Request> requests, bool user_waits, OneDone done);
-  // Requests of this step (Request::step) that have not begun end with `why`, those that are still
-  // to come at once. Does not block.
+  // Ends requests of this step (Request::step) that have not begun with `why`; later requests of
+  // the step end at once. Does not block.
   virtual void GiveUp(uint64_t step, const Status& why) = 0;
 
   virtual const World& world() const = 0;
@@ -130,22 +131,22 @@ class DAD_EXPORT Engine {
   // Sorted members of a process set; empty if there is none of that id.
   virtual std::vector<int> ProcessSetRanks(int id) const = 0;
   virtual std::vector<int> ProcessSetIds() const = 0;
-  // The ranks of each host, where sums over all ranks go from host to host: between the first ranks
-  // of these, which have what methods keep between steps. Empty where they go between all ranks.
+  // The ranks of each host, if sums over all ranks go from host to host. The first rank of each
+  // host exchanges them and has the state of methods. Empty if sums go between all ranks.
   virtual std::vector<std::vector<int>> Hosts() const = 0;
 
   virtual Stats GetStats() const = 0;
   virtual void ResetStats() = 0;
 
-  // What other ranks wait for this one with, as far as they have said by now.
+  // The requests with which other ranks wait for this one, as far as they have announced them.
   virtual std::vector<Wanted> GetWanted() const = 0;
 
   virtual Status StartTimeline(const std::string& path, bool mark_cycles) = 0;
   virtual Status StopTimeline() = 0;
 
-  // What exchanges keep between steps, by the request's process set, stream and name: for
-  // checkpoints. Only while no such request is in flight. An import is taken over by the next
-  // request; one that does not fit its method fails it.
+  // The state that exchanges keep between steps, by process set, stream and name, for checkpoints.
+  // Call it only while no such request is in flight. The next request takes over what was imported
+  // and fails if that does not fit its method.
   virtual std::vector<StateTensor> ExportState(int process_set, uint32_t stream,
                                                const std::string& name) const = 0;
   virtual void ImportState(int process_set, uint32_t stream, const std::string& name,
@@ -155,8 +156,7 @@ class DAD_EXPORT Engine {
   virtual void ReturnLast(int process_set, uint32_t stream) = 0;
   virtual void DropStates(int process_set, uint32_t stream) = 0;
 
-  // OK while the engine works; else why it died, or why a request failed for want of a peer that
-  // has left.
+  // OK while the engine works; else why it died, or why a request failed because a peer has left.
   virtual Status health() const = 0;
 };
 
@@ -166,8 +166,8 @@ DAD_EXPORT Status InitProcess(const World& world, const Options& options,
                               std::vector<std::vector<int>> process_sets);
 DAD_EXPORT void ShutdownProcess();
 DAD_EXPORT std::shared_ptr<Engine> ProcessEngine();  // null before Init and after Shutdown
-// Engine::num_joins of all engines that this process has had. Where it has changed, ranks may have
-// gone on without each other in between.
+// The sum of Engine::num_joins over all engines that this process has had. If it has changed, ranks
+// may have gone on without each other in between.
 DAD_EXPORT int64_t ProcessJoins();
 
 }  // namespace dad

@@ -32,14 +32,13 @@ DAD_EXPORT const char* Name(OpKind kind);  // "allreduce"
 enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct, kAdasum };
 DAD_EXPORT const char* Name(ReduceOp op);  // "Sum"
 
-// Asked once the shape of an output is known (allgather, alltoall,
-// reducescatter). Called on the worker thread: it must not need the GIL. An
-// error fails the request on this rank.
+// Allocates an output once its shape is known (allgather, alltoall, reducescatter). Called on the
+// worker thread, so it must not need the GIL. An error fails the request on this rank.
 using OutputAllocator =
     std::function<Result<TensorView>(int tensor_index, DType dtype, const Shape& shape)>;
 
-// A process set of the core's own: its request's name begins so. It is not listed, and users may
-// have one of the same ranks.
+// The name of a request for an internal process set begins with this. Such a set is not listed, and
+// users may have one of the same ranks.
 inline constexpr const char* kHiddenSet = "dad: ranks ";
 
 struct Request {

@@ -1,4 +1,4 @@
-// The receipt for a submitted request: the only road back from the worker.
+// The handle of a submitted request, and the only way by which the worker returns results.
 // Thread-safe.
 #pragma once
 
@@ -24,8 +24,8 @@ class DAD_EXPORT Ticket {
   // silent peer fails every ticket.
   virtual Status Wait(std::chrono::milliseconds timeout = std::chrono::milliseconds(-1)) = 0;
 
-  // Says that a user blocks on it, without blocking: nothing else will be submitted before it is
-  // done, so the engine must not hold it back for what could go with it.
+  // Tells the engine, without blocking, that a user blocks on it. Nothing else will be submitted
+  // before it is done, so the engine must not hold it back to fuse it with other requests.
   virtual void UserWaits() = 0;
 
   // Whether this rank rejected the request when it was submitted, so that no other rank has heard
@@ -42,8 +42,8 @@ class DAD_EXPORT Ticket {
   // the same on every rank.
   virtual int64_t value() const = 0;
 
-  // Device tensors: a ticket is done when the work is on its way to the device, and streams that
-  // use the tensors afterwards have to wait for this event. Null for tensors on the host.
+  // Device tensors: a ticket is done when the work has been enqueued on the device, and streams
+  // that use the tensors afterwards have to wait for this event. Null for tensors on the host.
   virtual DeviceEvent done_event() const = 0;
 };
 

@@ -1,5 +1,5 @@
 // Runs the rounds of batches: asks each exchange for its bytes, sends one fused
-// message per peer, hands back what came. Any number of batches is in flight, and
+// message per peer, and hands back what arrives. Any number of batches is in flight, and
 // they do not wait for each other. Worker only.
 #pragma once
 

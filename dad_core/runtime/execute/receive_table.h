@@ -19,7 +19,7 @@ class ReceiveTable {
     offers_[{peer, lane, batch, round}] = memory;
   }
 
-  // Null if nothing was offered for this message. An offer serves once.
+  // Null if nothing was offered for this message. An offer is used once.
   std::byte* Take(int peer, const MessageHeader& header) {
     if (header.kind != MessageKind::kData || header.round == 0) return nullptr;
     MutexLock lock(mutex_);

@@ -40,8 +40,8 @@ class LaneOwner {
   virtual bool HasOpenInSets() const = 0;
 };
 
-// From what size on a tensor goes around a ring of so many members, where one has `bytes_per_rank`
-// for each (Options::ring_bytes); 0: none does.
+// The size from which on a tensor goes around a ring of so many members, if one has
+// `bytes_per_rank` for each (Options::ring_bytes); 0: no tensor does.
 int64_t RingBytes(int64_t bytes_per_rank, size_t num_members);
 
 class Lane {
@@ -66,29 +66,29 @@ class Lane {
   // Whether the other ranks compute it on their devices, and so must this one.
   bool MustComputeOnDevice(const RequestState& request) const;
   void SetJoined(bool joined);
-  // What of this step has not begun ends with `why`, and so does what of it is still to come.
+  // Ends requests of this step that have not begun with `why`, and later ones as well.
   void GiveUp(uint64_t step, const Status& why);
 
-  // Sends what has to be said and acts on what was heard.
+  // Sends pending messages and acts on those received.
   void Pump();
 
-  // When Pump wants to be called again though nothing has happened.
+  // The time at which Pump wants to be called again even if nothing happens.
   std::optional<Clock::time_point> NextDeadline() const;
 
-  // `member` has shut down: what needs more of it than it has sent fails, with the next Pump and
+  // `member` has shut down: requests that need anything further from it fail, in the next Pump and
   // from then on.
   void MemberGone(int member, const Status& why);
-  // All members have agreed that the set is no more. It is gone when its executor is not busy.
+  // All members have agreed to remove the set. It is gone when its executor is not busy.
   void Remove(const Status& why);
   // When the transport is closed.
   void FailAll(const Status& why);
 
   const Status& closed() const { return closed_; }
   bool has_open() const { return !in_flight_.empty(); }
-  // Whether Pump has to say that nothing keeps this rank's join from ending any more.
+  // Whether Pump has to announce that nothing delays the end of this rank's join any more.
   bool HasSettled() const { return closed_.ok() && !spoken_ && pending_said_ && !IsPending(); }
   bool busy() const { return !in_flight_.empty() || (closed_.ok() && (joined_ || spoken_)); }
-  // Messages that came and were not used yet; none once all members are idle.
+  // Messages that have arrived and were not used yet; none once all members are idle.
   size_t num_unread() const { return executor_.num_unread() + heard_.size(); }
 
   // Members that something here waits for.
@@ -112,7 +112,7 @@ class Lane {
   size_t num_members() const { return ranks_.size(); }
   Group WholeGroup() const { return {member_, static_cast<int>(num_members()), {}}; }
 
-  // By value, as in Done: what is handed over may be the very entry that is taken out on the way.
+  // By value, as in Done, because the argument may be the entry that is erased.
   void Route(std::shared_ptr<RequestState> request);
   Clock::time_point GatherUntil() const;
   void Speak();

@@ -47,12 +47,12 @@ class Negotiator {
 
   bool any_joined() const;
 
-  // Drops what is waiting and satisfies `drop`: it will come another way.
+  // Drops waiting requests that satisfy `drop`: they are exchanged another way.
   void Drop(const std::function<bool(const RequestKey& key)>& drop);
 
   // Requests that wait, with the global ranks they wait for.
   std::vector<std::pair<RequestKey, std::vector<int>>> Waiting() const;
-  // Whether a member has said that it has the request, which waits for others.
+  // Whether a member has announced the request, which waits for others.
   bool Waits(int member, const RequestKey& key) const;
 
  private:

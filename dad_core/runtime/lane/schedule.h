@@ -41,10 +41,10 @@ class Schedule {
   uint32_t id() const { return id_; }
   std::vector<ScheduledBatch>& batches() { return batches_; }
   const std::vector<ScheduledBatch>& batches() const { return batches_; }
-  // Batches of whose next run something is here, but not all.
+  // Batches for whose next run some requests are here, but not all.
   std::set<uint32_t>& incomplete() { return incomplete_; }
   const std::set<uint32_t>& incomplete() const { return incomplete_; }
-  // Takes a request out of the runs that wait for others; whether it was there.
+  // Removes a request from the runs that wait for others; returns whether it was there.
   bool Forget(const std::shared_ptr<RequestState>& request);
   // Numbers of the batches that carry the tensor; empty if it is not scheduled.
   std::span<const uint32_t> BatchesOf(uint32_t cache_id) const;

@@ -15,9 +15,9 @@ struct CacheEntry {
   RequestMeta meta;
   uint64_t phase_key = 0;  // entries with equal keys were in flight together on every rank
   uint64_t order = 0;      // when it was first agreed on
-  // How often it was agreed on since there was a schedule last.
+  // How often it was agreed on since the last schedule ended.
   int times = 0;
-  // How often in a row it has held up its batch. The first time may have been a hitch.
+  // How often in a row it has held up its batch. The first time may be an accident.
   int strikes = 0;
   bool scheduled = false;
   bool used = false;

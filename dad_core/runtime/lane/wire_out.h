@@ -49,9 +49,9 @@ class WireOut {
   // Takes an offer back. False: its message is being written, and will come.
   virtual bool TakeBackMemory(int member, uint64_t batch, int round) = 0;
   virtual std::shared_ptr<SendPin> MakePin(uint64_t batch) = 0;
-  // The ranks agree on a batch that devices exchange; OnDevice tells what became of it.
+  // The ranks agree on a batch that devices exchange; OnDevice reports the outcome.
   virtual void RunOnDevice(DeviceTask task) = 0;
-  // The ranks have lost step, or a peer sent nonsense: everything ends.
+  // The ranks are out of step, or a peer sent an invalid message: the engine ends.
   virtual void Fatal(int member, const std::string& why) = 0;
   virtual Timeline* timeline() = 0;
   // The time for all decisions of the lane and for the times that it reports.
