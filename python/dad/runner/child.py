@@ -242,6 +242,9 @@ def ask_rank(pids):
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rank:
                 rank.settimeout(8)
                 rank.connect("\0" + name[1:])
+                credentials = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                if struct.unpack("3i", credentials)[1] != os.geteuid():
+                    raise OSError("another user has taken its name")
                 while more := rank.recv(1 << 16):
                     text += more
         except OSError as error:

@@ -4,11 +4,12 @@ The scripts are functions of support/planted.py. Each row has the parts of the m
 stands for the file and number of the line that is marked there. Other bugs have tests of their own:
 
 - a process that is killed or stopped: runner/test_faults.py, runner/test_launch.py
-- an exception on one rank, os._exit, a rank that leaves early: runner/test_launch.py
+- an exception or an exit code on one rank, no memory, init() that was forgotten, wrong flags and hosts:
+  runner/test_mistakes.py; a rank that leaves early: runner/test_launch.py
 - a forgotten broadcast, a learning rate or scheduler by rank, a module outside the optimizer, statistics of a
   batch norm that drift, other models, options or orders of parameters: torch/test_torch_agreement.py
 - NaN on one rank: torch/test_torch_optimizer.py, tensorflow/test_tf_training.py
-- a misspelt variable: runner/test_world.py; a wrong interface: transport tests and runner/test_launch_flags.py
+- a misspelt variable: runner/test_world.py
 """
 
 from __future__ import annotations
