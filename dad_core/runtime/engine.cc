@@ -40,8 +40,8 @@ class EngineImpl final : public Engine {
              std::vector<std::vector<int>> process_sets, std::string why_staged)
       : world_(std::move(world)),
         options_(WithThreads(start.options, world_)),
-        worker_(std::move(transport), options_, start.cpu_level, std::move(process_sets),
-                std::move(why_staged), start.device_methods) {
+        worker_(std::move(transport), world_.hostname, options_, start.cpu_level,
+                std::move(process_sets), std::move(why_staged), start.device_methods) {
     worker_.timeline().SetOffset(start.clock_offset_us);
   }
 
@@ -92,6 +92,9 @@ class EngineImpl final : public Engine {
   Stats GetStats() const override { return worker_.GetStats(); }
   void ResetStats() override { worker_.ResetStats(); }
   std::vector<Wanted> GetWanted() const override { return worker_.GetWanted(); }
+  void Inspect(std::function<void(std::vector<Snapshot>)> done) const override {
+    worker_.Inspect(std::move(done));
+  }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {
     return worker_.timeline().Start(path, mark_cycles);
   }

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "dad/request.h"
@@ -82,6 +83,8 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   int64_t device_bytes = 0;  // given to the device collectives
   StepReport report;
   bool warned = false;        // by the stall watch
+  bool asked_about = false;   // it has asked the ranks that lack it what they do
+  std::string doing;          // what they have answered
   bool waited_for = false;    // a user thread blocks on it
   bool polled = false;        // it does not, but looks or wants to be called
   Clock::time_point started;  // of the first batch that carries it

@@ -1,5 +1,7 @@
 #include "runtime/worker.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <future>
 #include <numeric>
@@ -68,10 +70,11 @@ class Worker::LaneWire final : public WireOut {
   const std::vector<int> ranks_;
 };
 
-Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-               std::vector<std::vector<int>> process_sets, std::string why_staged,
-               DeviceMethods device_methods)
+Worker::Worker(std::unique_ptr<Transport> transport, std::string hostname, const Options& options,
+               CpuLevel cpu_level, std::vector<std::vector<int>> process_sets,
+               std::string why_staged, DeviceMethods device_methods)
     : transport_(std::move(transport)),
+      hostname_(std::move(hostname)),
       options_(options),
       cpu_level_(cpu_level),
       timeline_(transport_->rank()),
@@ -79,7 +82,11 @@ Worker::Worker(std::unique_ptr<Transport> transport, const Options& options, Cpu
       device_methods_(std::move(device_methods)),
       peers_(transport_->rank(), transport_->size(),
              std::chrono::duration<double>(options.timeout_seconds)),
-      stall_watch_(options) {
+      inquiry_(transport_->rank(), inbox_, this),
+      stall_watch_(transport_->rank(), options,
+                   [this](const std::vector<int>& ranks, Inquiry::Done done) {
+                     inquiry_.Ask(ranks, std::move(done), Clock::now());
+                   }) {
   std::vector<int> everybody(static_cast<size_t>(transport_->size()));
   std::iota(everybody.begin(), everybody.end(), 0);
   MakeLane(0, everybody);
@@ -189,6 +196,9 @@ void Worker::Handle(Event& event) {
 
 void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (aborted_) return request->Complete(health());
+  last_submitted_ = request->shown_name();
+  last_kind_ = request->meta.kind;
+  last_submit_ = request->submitted;
   if (shutting_down_) return request->Complete(ShutDown());
   if (request->meta.kind == OpKind::kJoin) {
     if (!stager_.busy()) return HandleJoin(request);
@@ -342,6 +352,10 @@ void Worker::HandleMessage(MessageEvent& message) {
       abort_heard_ = true;
       return Abort(culprit, why);
     }
+    case MessageKind::kAsk: return inquiry_.OnAsk(message.peer, header.batch, Clock::now());
+    case MessageKind::kState: {
+      return inquiry_.OnState(message.peer, header.batch, message.payload.span());
+    }
     case MessageKind::kCollective: return;  // never gets here: the transport keeps these
   }
 }
@@ -387,6 +401,7 @@ void Worker::SendControl(int peer, MessageKind kind, ByteSpan payload) {
 
 void Worker::CheckTimers(Clock::time_point now) {
   timeline_.FlushIfDue(now);
+  inquiry_.Check(now);
   if (aborted_ || shutting_down_) return;
   if (now >= next_peer_check_) {
     const Peers::Verdict verdict = peers_.Check(Awaited(), Progress(), now);
@@ -410,10 +425,11 @@ void Worker::CheckTimers(Clock::time_point now) {
 std::optional<Worker::Clock::time_point> Worker::NextDeadline() {
   if (shutting_down_) return shutdown_deadline_;
   std::optional<Clock::time_point> deadline = timeline_.NextFlush();
-  if (aborted_) return deadline;
   auto sooner = [&](Clock::time_point at) {
     if (!deadline.has_value() || at < *deadline) deadline = at;
   };
+  if (const auto at = inquiry_.NextDeadline()) sooner(*at);
+  if (aborted_) return deadline;
   bool waiting = false;
   bool held = false;
   for (const auto& [id, slot] : lanes_) {
@@ -487,6 +503,7 @@ Lane* Worker::FindLane(int id) {
 
 void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   timeline_.Finished(*request);
+  last_result_ = Clock::now();
   if (request->first_error.code() == StatusCode::kAborted) NoteBroken(request->first_error);
   if (request->report.suspect >= 0) WarnOfSuspect(*request);
   if (request->staged && request->first_error.ok()) request->first_error = stager_.Return(*request);
@@ -658,6 +675,58 @@ std::vector<Wanted> Worker::GetWanted() {
   return wanted;
 }
 
+void Worker::Inspect(Inquiry::Done done) {
+  inbox_->Post(CallEvent{[this, done = std::move(done)] {
+    std::vector<int> ranks(static_cast<size_t>(transport_->size()));
+    std::iota(ranks.begin(), ranks.end(), 0);
+    inquiry_.Ask(ranks, done, Clock::now());
+  }});
+}
+
+Snapshot Worker::Look() {
+  const Clock::time_point now = Clock::now();
+  const auto since = [now](Clock::time_point at) {
+    return at == Clock::time_point() ? -1.0 : std::chrono::duration<double>(now - at).count();
+  };
+  Snapshot snapshot;
+  snapshot.rank = transport_->rank();
+  snapshot.hostname = hostname_;
+  snapshot.pid = getpid();
+  snapshot.error = health().message();
+  snapshot.joined = join_ != nullptr;
+  if (last_submit_ != Clock::time_point()) {
+    snapshot.last_submitted = std::string(Name(last_kind_)) + " \"" + last_submitted_ + "\"";
+  }
+  snapshot.since_submit = since(last_submit_);
+  snapshot.since_result = since(last_result_);
+  Clock::time_point last_cycle;
+  for (const auto& [id, slot] : lanes_) {
+    slot.lane->Describe(snapshot);
+    snapshot.negotiations += slot.lane->num_negotiations();
+    last_cycle = std::max(last_cycle, slot.lane->last_cycle());
+  }
+  snapshot.since_cycle = since(last_cycle);
+  snapshot.num_requests = static_cast<int64_t>(snapshot.requests.size());
+  snapshot.num_batches = static_cast<int64_t>(snapshot.batches.size());
+  snapshot.num_missing = static_cast<int64_t>(snapshot.missing.size());
+  const auto oldest_first = [](const Snapshot::Open& a, const Snapshot::Open& b) {
+    return a.seconds > b.seconds;
+  };
+  std::sort(snapshot.requests.begin(), snapshot.requests.end(), oldest_first);
+  std::sort(snapshot.batches.begin(), snapshot.batches.end(), oldest_first);
+  return snapshot;
+}
+
+void Worker::SendTo(int rank, MessageKind kind, uint64_t number,
+                    std::span<const std::byte> payload) {
+  MessageHeader header;
+  header.kind = kind;
+  header.batch = number;
+  GatherBuffer bytes;
+  bytes.Append(payload);
+  transport_->Send(rank, header, std::move(bytes), nullptr);
+}
+
 Stats Worker::GetStats() {
   Stats stats;
   CallOnWorker([&] { stats = CollectStats(); });
@@ -675,6 +744,8 @@ Stats Worker::CollectStats() {
   for (const auto& [id, slot] : lanes_) {
     stats.negotiations += slot.lane->num_negotiations();
     stats.predicted_batches += slot.lane->num_predicted();
+    const SlowestRank slowest = slot.lane->executor().slowest();
+    if (slowest.seconds > stats.slowest.seconds) stats.slowest = slowest;
     for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
       stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.device,
                                traffic.dense, traffic.effective, traffic.seconds, traffic.recent,

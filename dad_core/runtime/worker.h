@@ -18,6 +18,7 @@
 #include "runtime/execute/receive_table.h"
 #include "runtime/inbox.h"
 #include "runtime/lane/lane.h"
+#include "runtime/observe/inquiry.h"
 #include "runtime/observe/stall_watch.h"
 #include "runtime/observe/timeline.h"
 #include "runtime/peers.h"
@@ -26,13 +27,13 @@
 
 namespace dad {
 
-class Worker final : public MessageSink, private LaneOwner {
+class Worker final : public MessageSink, private LaneOwner, private Inquiry::Owner {
  public:
   using Clock = std::chrono::steady_clock;
 
   // `why_staged`: why device tensors go by way of the host, if the transport has nothing for them.
-  Worker(std::unique_ptr<Transport> transport, const Options& options, CpuLevel cpu_level,
-         std::vector<std::vector<int>> process_sets, std::string why_staged,
+  Worker(std::unique_ptr<Transport> transport, std::string hostname, const Options& options,
+         CpuLevel cpu_level, std::vector<std::vector<int>> process_sets, std::string why_staged,
          DeviceMethods device_methods);
   // Says goodbye, ends the thread, closes the transport.
   ~Worker() override;
@@ -48,6 +49,7 @@ class Worker final : public MessageSink, private LaneOwner {
   bool HasOpenInSets() const override;
   Stats GetStats();
   std::vector<Wanted> GetWanted();
+  void Inspect(Inquiry::Done done);
   void ResetStats();
   void GiveUp(uint64_t step, const Status& why);
 
@@ -111,8 +113,16 @@ class Worker final : public MessageSink, private LaneOwner {
                          const std::shared_ptr<RequestState>& mine) override;
   void AllJoined(int last_rank) override;
 
+  Snapshot Look() override;
+  bool CanAsk(int rank) const override {
+    return !aborted_ && !shutting_down_ && peers_.Alive(rank);
+  }
+  void SendTo(int rank, MessageKind kind, uint64_t number,
+              std::span<const std::byte> payload) override;
+
   const std::shared_ptr<Inbox> inbox_ = std::make_shared<Inbox>();
   const std::unique_ptr<Transport> transport_;
+  const std::string hostname_;
   const Options options_;
   const CpuLevel cpu_level_;
   Timeline timeline_;
@@ -137,7 +147,13 @@ class Worker final : public MessageSink, private LaneOwner {
   std::vector<int> removed_;  // process sets to be dropped when nobody uses their memory
   int next_process_set_ = 1;
   Peers peers_;
+  Inquiry inquiry_;
   StallWatch stall_watch_;
+  // Of the last request that this rank has submitted, and of the last one that is done.
+  std::string last_submitted_;
+  OpKind last_kind_ = OpKind::kAllReduce;
+  Clock::time_point last_submit_;
+  Clock::time_point last_result_;
   std::set<std::pair<int, uint32_t>> warned_streams_;  // process set and stream; WarnOfSuspect
   Clock::time_point next_stall_check_;
   Clock::time_point next_peer_check_;

@@ -17,6 +17,8 @@ enum class MessageKind : uint8_t {
   kAbort,    // the sender gives up; payload: culprit rank (int32) and the reason
   kGoodbye,  // the sender has shut down
   kLeft,     // the sender leaves a batch that cannot finish; payload: the reason
+  kAsk,      // what are you doing? batch is the number of the question
+  kState,    // the answer; batch is that number (snapshot.h)
 };
 
 struct MessageHeader {
@@ -53,7 +55,9 @@ inline bool IsControl(const MessageHeader& header) {
     case MessageKind::kNegotiate:
     case MessageKind::kPing:
     case MessageKind::kPong:
-    case MessageKind::kAbort: return true;
+    case MessageKind::kAbort:
+    case MessageKind::kAsk:
+    case MessageKind::kState: return true;
     default: return false;
   }
 }

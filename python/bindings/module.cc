@@ -15,6 +15,7 @@
 #include "dad/engine.h"
 #include "dad/overflows.h"
 #include "dad/plugins.h"
+#include "observe.h"
 
 namespace py = pybind11;
 
@@ -373,6 +374,15 @@ py::dict StatsAsDict() {
   all["negotiations"] = stats.negotiations;
   all["predicted_batches"] = stats.predicted_batches;
   all["tensors"] = tensors;
+  if (const dad::SlowestRank& slowest = stats.slowest; slowest.rank >= 0) {
+    py::dict row;
+    row["rank"] = slowest.rank;
+    row["lag_seconds"] = slowest.seconds / static_cast<double>(slowest.last_in);
+    row["worst_seconds"] = slowest.worst_seconds;
+    row["last_in"] = slowest.last_in;
+    row["steps"] = slowest.steps;
+    all["slowest"] = row;
+  }
   return all;
 }
 
@@ -422,6 +432,7 @@ PYBIND11_MODULE(_core, m) {
       "set_while_waiting", [](py::object callback) { WhileWaiting() = std::move(callback); },
       py::arg("callback"),
       "Called from time to time by threads that wait for other ranks; None: nothing is.");
+  dad_bindings::AddObservers(m);
   m.def("reset_stats", [] {
     std::shared_ptr<dad::Engine> engine = Running();
     py::gil_scoped_release release;

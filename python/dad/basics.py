@@ -15,8 +15,10 @@ from dad import process_sets as _process_sets
 from dad import report
 from dad._lib import _core
 from dad.errors import DadInternalError
+from dad.observe import inspect, position
 from dad.process_sets import ProcessSet
 from dad.process_sets import ids_and_ranks as _get_process_set_ids_and_ranks  # noqa: F401  Horovod's name
+from dad.world import job_id
 
 # The numbers of dad::ReduceOp.
 Sum = 0
@@ -77,6 +79,8 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         _register_exit()
         report.write_when_stopped()
         report.begin()
+        position.start()
+        inspect.serve(job_id())
 
 
 def _start(comm: Any, sets: list[ProcessSet]) -> list[ProcessSet]:
@@ -239,6 +243,10 @@ def stats() -> dict[str, Any]:
     say what it sends. Under `tensors`, `recent` has what belongs to the method that a tensor goes by now,
     and `worst` describes its slowest step: `step`, `seconds`, `waited_seconds` until the last rank had it
     ready, and `last_rank`.
+
+    `slowest` describes the rank that held up the last 100 steps for the longest time, as this rank saw it:
+    `rank`, `last_in` how many of these `steps` it was the last to be ready, `lag_seconds` after the first
+    rank (the mean of these) and `worst_seconds`. It is missing where there were no steps.
 
     Example::
 

@@ -52,6 +52,14 @@ def _make_parser() -> argparse.ArgumentParser:
     report.add_argument("-o", "--output", default="report.html", help="the page (default: %(default)s)")
     report.add_argument("--job", help="which job of the file (default: the last one)")
     report.set_defaults(run=_report)
+    inspect = commands.add_parser(
+        "inspect",
+        help="print what all ranks of a running job are doing: open collectives, and where their scripts are",
+        epilog="on a host of the job, as its user; kill -USR1 to dadrun or to a rank prints the same there",
+    )
+    inspect.add_argument("--pid", type=int, help="of dadrun, or of a rank (default: the only job here)")
+    inspect.add_argument("--job", help="the name of the job")
+    inspect.set_defaults(run=_inspect)
     env = commands.add_parser("env", help="print what a bug report needs to say of this machine")
     env.set_defaults(run=_env)
     options = commands.add_parser("options", help="print the table of settings")
@@ -86,6 +94,12 @@ def _report(args: argparse.Namespace) -> int:
     others = f"; {len(jobs) - 1} more in the file (--job)" if len(jobs) > 1 else ""
     print(f"{args.output}: job {job}, {len(jobs[job])} ranks{others}")
     return 0
+
+
+def _inspect(args: argparse.Namespace) -> int:
+    from dad.observe.inspect import inspect
+
+    return inspect(args.job, args.pid)
 
 
 def _env(_args: argparse.Namespace) -> int:

@@ -87,6 +87,14 @@ JOB = (
         "names what differs. raise: it is an error on all ranks. 0: they do not compare (errors.md).",
     ),
     Variable(
+        "check_every",
+        "0",
+        "DAD_CHECK_EVERY",
+        "",
+        "Ranks compare hashes of all weights after every so many steps, to find the step in which they "
+        "become different. 0: after 1, 2, 4, 8, … steps, and every 1024 from there (hangs.md).",
+    ),
+    Variable(
         "elastic_quorum",
         "half",
         "DAD_ELASTIC_QUORUM",

@@ -12,6 +12,7 @@
 #include "dad/export.h"
 #include "dad/options.h"
 #include "dad/request.h"
+#include "dad/snapshot.h"
 #include "dad/state.h"
 #include "dad/status.h"
 #include "dad/ticket.h"
@@ -72,6 +73,16 @@ struct TensorStats {
   WorstStep worst;
 };
 
+// The rank that was last to have its tensors ready, as this rank saw it: up to when its message had
+// come. Of the last hundred steps.
+struct SlowestRank {
+  int rank = -1;               // -1: there were no such steps
+  int64_t steps = 0;           // that are looked at
+  int64_t last_in = 0;         // of these, in which it was the last
+  double seconds = 0.0;        // in all of these, after the first rank
+  double worst_seconds = 0.0;  // in one of them
+};
+
 struct Stats {
   int64_t steps = 0;            // of the tensor that was exchanged most often
   int64_t wire_bytes_sent = 0;  // at the socket, payload and control
@@ -83,6 +94,7 @@ struct Stats {
   int64_t dense_bytes = 0;
   int64_t negotiations = 0;       // rounds of readiness messages
   int64_t predicted_batches = 0;  // went without one
+  SlowestRank slowest;
   std::vector<TensorStats> tensors;
 };
 
@@ -158,6 +170,11 @@ class DAD_EXPORT Engine {
 
   // OK while the engine works; else why it died, or why a request failed because a peer has left.
   virtual Status health() const = 0;
+
+  // What all ranks are doing: each says what it has open, and where its program is. Does not block.
+  // `done` is called within five seconds, on the worker's thread, with the ranks that have
+  // answered. It is dropped if the engine ends before.
+  virtual void Inspect(std::function<void(std::vector<Snapshot>)> done) const = 0;
 };
 
 // The one engine of this process, shared by all frameworks in it. In a forked

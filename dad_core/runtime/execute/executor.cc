@@ -294,11 +294,13 @@ void Executor::NoteRound(const Batch& batch) {
                              ranks_[static_cast<size_t>(member_)],
                              {}};
   auto last = batch.round_started;
+  auto first = batch.round_started;
   for (int m = 0; m < num_members_; ++m) {
     const auto at = batch.shares[batch.round][m].at;
     if (at == std::chrono::steady_clock::time_point()) continue;  // had nothing to send
     const int rank = ranks_[static_cast<size_t>(m)];
     round.arrived.emplace_back(rank, at);
+    first = std::min(first, at);
     if (at <= last) continue;
     last = at;
     round.last_rank = rank;
@@ -308,8 +310,15 @@ void Executor::NoteRound(const Batch& batch) {
     if (part.request->last_rank >= 0 && last <= part.request->ready) continue;  // another slice
     part.request->last_rank = round.last_rank;
     part.request->ready = last;
+    NoteLag(*part.request, last - first);
   }
   wire_->timeline()->Round(batch.parts, round);
+}
+
+// Of what comes in every step: other names have steps of their own.
+void Executor::NoteLag(const RequestState& request, std::chrono::steady_clock::duration lag) {
+  if (!request.meta.recurring || request.last_rank < 0) return;
+  lags_.Note(request.step, request.last_rank, std::chrono::duration<double>(lag).count());
 }
 
 Status Executor::ReceiveRound(Batch& batch) {
@@ -470,6 +479,9 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
     const auto since_submit = [&](auto time) {
       return std::max(0.0, std::chrono::duration<double>(time - request.submitted).count());
     };
+    if (request.negotiated && request.last_rank != ranks_[static_cast<size_t>(member_)]) {
+      NoteLag(request, std::max(request.ready, request.submitted) - request.submitted);
+    }
     if (since_submit(now) >= traffic.worst.seconds) {
       const double waited = request.last_rank < 0 ? 0.0 : since_submit(request.ready);
       traffic.worst = {traffic.steps, since_submit(now), waited, request.last_rank};
@@ -638,6 +650,29 @@ std::vector<bool> Executor::Awaited() const {
   return awaited;
 }
 
+void Executor::Describe(Snapshot& snapshot) const {
+  for (const auto& [id, batch] : running_) {
+    if (batch->finished) continue;
+    Snapshot::Open& open = snapshot.batches.emplace_back();
+    for (const BatchPart& part : batch->parts) {
+      if (!part.request) continue;
+      open.what =
+          std::string(Name(part.request->meta.kind)) + " \"" + part.request->shown_name() + "\"";
+      break;
+    }
+    if (batch->parts.size() > 1) {
+      open.what += " and " + std::to_string(batch->parts.size() - 1) + " more";
+    }
+    open.seconds = std::chrono::duration<double>(wire_->Now() - batch->round_started).count();
+    open.round = batch->round;
+    open.num_rounds = batch->num_rounds;
+    for (int m = 0; m < num_members_; ++m) {
+      if (m == member_ || batch->shares[batch->round][m].arrived) continue;
+      open.waits_for.push_back(ranks_[static_cast<size_t>(m)]);
+    }
+  }
+}
+
 std::vector<Executor::Late> Executor::LateSince(std::chrono::steady_clock::time_point since) const {
   std::vector<Late> late;
   for (const auto& [id, batch] : running_) {
@@ -647,7 +682,7 @@ std::vector<Executor::Late> Executor::LateSince(std::chrono::steady_clock::time_
       if (m != member_ && !batch->shares[batch->round][m].arrived) members.push_back(m);
     }
     for (const BatchPart& part : batch->parts) {
-      if (part.request) late.push_back({part.request, members});
+      if (part.request) late.push_back({part.request, members, batch->round});
     }
   }
   return late;

@@ -15,9 +15,11 @@
 #include <vector>
 
 #include "dad/engine.h"
+#include "dad/snapshot.h"
 #include "exchange/exchange.h"
 #include "runtime/device/device_lane.h"
 #include "runtime/lane/wire_out.h"
+#include "runtime/observe/lag_log.h"
 #include "runtime/request_state.h"
 #include "wire/message.h"
 
@@ -101,11 +103,19 @@ class Executor {
   struct Late {
     std::shared_ptr<RequestState> request;
     std::vector<int> members;
+    int round;
   };
   std::vector<Late> LateSince(std::chrono::steady_clock::time_point since) const;
 
+  // Adds the batches that are not done.
+  void Describe(Snapshot& snapshot) const;
+
   const std::map<std::string, TensorTraffic>& traffic() const { return traffic_; }
-  void ResetTraffic() { traffic_.clear(); }
+  SlowestRank slowest() const { return lags_.Slowest(); }
+  void ResetTraffic() {
+    traffic_.clear();
+    lags_ = {};
+  }
 
  private:
   struct Share {
@@ -131,6 +141,7 @@ class Executor {
   bool Accept(Batch& batch, int member, const MessageHeader& header, AlignedBuffer payload,
               std::chrono::steady_clock::time_point at);
   void NoteRound(const Batch& batch);
+  void NoteLag(const RequestState& request, std::chrono::steady_clock::duration lag);
   void Advance(Batch& batch);
   Status ReceiveRound(Batch& batch);
   Status SplitShare(Batch& batch, int member, std::vector<std::vector<ByteSpan>>& shares);
@@ -156,6 +167,7 @@ class Executor {
   Status start_no_more_;               // not OK: why
   std::vector<uint64_t> held_;
   std::map<std::string, TensorTraffic> traffic_;
+  LagLog lags_;
 };
 
 }  // namespace dad

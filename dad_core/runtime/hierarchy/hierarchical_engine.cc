@@ -86,6 +86,9 @@ class HierarchicalEngine final : public Engine {
     for (Wanted& wanted : all) wanted.name = Hierarchy::NameOfRequest(wanted.name);
     return all;
   }
+  void Inspect(std::function<void(std::vector<Snapshot>)> done) const override {
+    engine_->Inspect(std::move(done));
+  }
   Status StartTimeline(const std::string& path, bool mark_cycles) override {
     return engine_->StartTimeline(path, mark_cycles);
   }

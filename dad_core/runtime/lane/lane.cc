@@ -242,6 +242,7 @@ NegotiationMessage Lane::Compose() {
 
 void Lane::Conclude(std::vector<NegotiationMessage> messages) {
   wire_->timeline()->Cycle();
+  last_cycle_ = wire_->Now();
   const bool counted = recall_ == Recall::kCounting;
   if (counted) FinishRecall(messages);
   Result<Decision> decision = negotiator_.Decide(messages);
@@ -537,17 +538,33 @@ std::vector<Wanted> Lane::WantedHere() const {
   return wanted;
 }
 
+void Lane::Describe(Snapshot& snapshot) const {
+  const Clock::time_point now = wire_->Now();
+  std::unordered_map<const RequestState*, std::vector<int>> waits_for;
+  for (const Stalled& stalled : StalledSince(now)) waits_for[stalled.request.get()] = stalled.ranks;
+  for (const auto& [key, request] : in_flight_) {
+    Snapshot::Open& open = snapshot.requests.emplace_back();
+    open.what = std::string(Name(key.kind)) + " \"" + request->shown_name() + "\"";
+    open.seconds = std::chrono::duration<double>(now - request->submitted).count();
+    open.waits_for = waits_for[request.get()];
+  }
+  executor_.Describe(snapshot);
+  for (Wanted& wanted : WantedHere()) {
+    snapshot.missing.push_back({std::move(wanted.name), std::move(wanted.ranks)});
+  }
+}
+
 std::vector<Lane::Stalled> Lane::StalledSince(Clock::time_point since) const {
   std::vector<Stalled> stalled;
   for (const auto& [key, missing] : negotiator_.Waiting()) {
     auto mine = in_flight_.find(key);
     if (mine == in_flight_.end() || mine->second->submitted > since) continue;
-    stalled.push_back({mine->second, missing});
+    stalled.push_back({mine->second, missing, /*is_ready=*/false});
   }
   for (const Executor::Late& late : executor_.LateSince(since)) {
     std::vector<int> ranks;
     for (int m : late.members) ranks.push_back(ranks_[static_cast<size_t>(m)]);
-    stalled.push_back({late.request, ranks});
+    stalled.push_back({late.request, ranks, late.round > 0});
   }
   return stalled;
 }

@@ -16,6 +16,7 @@
 
 #include "dad/engine.h"
 #include "dad/options.h"
+#include "dad/snapshot.h"
 #include "runtime/execute/executor.h"
 #include "runtime/lane/negotiator.h"
 #include "runtime/lane/schedule.h"
@@ -97,9 +98,13 @@ class Lane {
   struct Stalled {
     std::shared_ptr<RequestState> request;
     std::vector<int> ranks;
+    // Whether all ranks have submitted it, and what is late is a later message.
+    bool is_ready = false;
   };
   std::vector<Stalled> StalledSince(Clock::time_point since) const;
 
+  // Adds what this lane has open.
+  void Describe(Snapshot& snapshot) const;
   // What other members have announced or sent and this one has not submitted.
   std::vector<Wanted> WantedHere() const;
 
@@ -107,6 +112,8 @@ class Lane {
   Executor& executor() { return executor_; }
   int64_t num_negotiations() const { return static_cast<int64_t>(sequence_); }
   int64_t num_predicted() const { return num_predicted_; }
+  // When the last negotiation ended; the epoch: there was none.
+  Clock::time_point last_cycle() const { return last_cycle_; }
 
  private:
   size_t num_members() const { return ranks_.size(); }
@@ -167,7 +174,8 @@ class Lane {
   Clock::time_point oldest_unannounced_;
 
   uint64_t sequence_ = 0;  // of the negotiation that is open
-  bool spoken_ = false;    // our message with that number is out
+  Clock::time_point last_cycle_;
+  bool spoken_ = false;  // our message with that number is out
   struct Heard {
     NegotiationMessage message;
     Clock::time_point at;

@@ -7,7 +7,14 @@ namespace {
 
 // That a peer lives or has given up is worth knowing while a large payload is stuck.
 bool Overtakes(MessageKind kind) {
-  return kind == MessageKind::kPing || kind == MessageKind::kPong || kind == MessageKind::kAbort;
+  switch (kind) {
+    case MessageKind::kPing:
+    case MessageKind::kPong:
+    case MessageKind::kAbort:
+    case MessageKind::kAsk:
+    case MessageKind::kState: return true;
+    default: return false;
+  }
 }
 
 }  // namespace

@@ -100,6 +100,9 @@ def page(job: str, lines: Sequence[Line]) -> str:
     ]
     if seconds and stats["steps"]:
         cards.append((f"{1e3 * seconds / stats['steps']:.3g} ms", "per step, all included"))
+    if lags := _lags(lines):
+        rank, seen = max(lags.items(), key=lambda item: item[1]["lag_seconds"] * item[1]["last_in"])
+        cards.append((f"rank {rank}", f"slowest: {1e3 * seen['lag_seconds']:.3g} ms behind"))
     parts = [
         f"<h1>{_text(job)}</h1>",
         f'<p class="soft">written {_text(first.get("time", ""))}, read from {len(lines)} of '
@@ -214,6 +217,25 @@ def _bar(part: float) -> str:
     return f'<span class="bar" style="width:{6 * part:.2f}em"></span> '
 
 
+def _lags(lines: Sequence[Line]) -> dict[int, Line]:
+    """Of the ranks that others have named as the slowest: what the one that waited longest has seen."""
+    lags: dict[int, Line] = {}
+    for line in lines:
+        seen = line["stats"].get("slowest")
+        if not seen or seen["rank"] == line["rank"]:
+            continue
+        known = lags.get(seen["rank"])
+        if known is None or seen["lag_seconds"] > known["lag_seconds"]:
+            lags[seen["rank"]] = seen
+    return lags
+
+
+def _lag(seen: Line | None) -> tuple[float | None, str]:
+    if seen is None:
+        return None, ""
+    return seen["lag_seconds"], f"{1e3 * seen['lag_seconds']:.3g} ms in {seen['last_in']} of {seen['steps']}"
+
+
 def _ranks(lines: Sequence[Line]) -> str:
     late: dict[int, int] = {}
     for line in lines:
@@ -221,16 +243,18 @@ def _ranks(lines: Sequence[Line]) -> str:
             rank = (tensor.get("worst") or {}).get("last_rank", -1)
             if rank >= 0:
                 late[rank] = late.get(rank, 0) + 1
+    lags = _lags(lines)
     rows = [
         f"<tr><td>{line['rank']}</td>"
         + _number(line["stats"]["wire_bytes_sent"], format_bytes(line["stats"]["wire_bytes_sent"]))
         + _number(line["stats"]["wire_bytes_received"], format_bytes(line["stats"]["wire_bytes_received"]))
         + _number(line["stats"]["messages_sent"], f"{line['stats']['messages_sent']:,}")
         + _number(late.get(line["rank"], 0), str(late.get(line["rank"], 0)))
+        + _number(*_lag(lags.get(line["rank"])))
         + f'<td class="text">{_text(line.get("ended_by", "ended well"))}</td></tr>'
         for line in lines
     ]
-    heads = ("rank", "sent", "received", "messages", "last in worst steps", "end")
+    heads = ("rank", "sent", "received", "messages", "last in worst steps", "lag, last 100 steps", "end")
     return (
         '<h2>Ranks</h2>\n<div class="scroll"><table><thead><tr>'
         + "".join(f"<th>{head}</th>" for head in heads)

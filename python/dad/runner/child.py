@@ -3,9 +3,10 @@
     python child.py  <  the length of a JSON text, a newline, that text, then commands of one byte each
 
 The text: {"command": [...], "env": {...} or null, "cwd": "...", "silence_seconds": 0, "grace_seconds": 5}.
-The commands: T ends the process group (SIGTERM, SIGKILL after the grace time), K kills it at once,
-any other byte is a sign of life. The end of the input means that the launcher or the
-connection to it is gone, and so does `silence_seconds` without a byte (0: wait for ever).
+The commands: T ends the process group (SIGTERM, SIGKILL after the grace time), K kills it at once, I has the
+rank say on stderr what all ranks are doing (dad/observe/inspect.py), any other byte is a sign of life. The
+end of the input means that the launcher or the connection to it is gone, and so does `silence_seconds`
+without a byte (0: wait for ever).
 
 The command's output goes to our own stdout and stderr, untouched. We exit with the command's
 code, or 128 + N if signal N killed it, as shells do. ssh exits with 255 when a connection breaks, so on
@@ -43,6 +44,8 @@ THREAD_VARIABLES = {
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 SSH_FAILED = 255
+# How the names of the sockets begin at which ranks can be asked what they are doing.
+INSPECTED = "dad-rank."
 
 
 def prctl(option, value):
@@ -152,6 +155,14 @@ class Child:
         self.strays |= found
         return bool(found)
 
+    def inspect(self):
+        """In a process of its own, since a rank may take seconds for the answer."""
+        ranks = descendants() | {self.pid}
+        if os.fork() == 0:
+            with contextlib.suppress(OSError):
+                os.write(2, ask_rank(ranks))
+            os._exit(0)
+
     def reap(self):
         while True:
             try:
@@ -195,6 +206,8 @@ class Child:
                     self.kill_at = now
                 elif b"T" in data or not data:
                     self.terminate()
+                elif b"I" in data:
+                    self.inspect()
                 if not data:
                     inputs.remove(0)
 
@@ -214,6 +227,31 @@ def descendants():
         unseen = {child for pid in unseen for child in children.get(pid, ())} - found
         found |= unseen
     return found
+
+
+def ask_rank(pids):
+    """What the first of these processes that is a rank of dad says of the job."""
+    why = "no process of this rank has called init()"
+    with open("/proc/net/unix") as file:
+        names = [line.split()[-1] for line in file if f" @{INSPECTED}" in line]
+    for name in dict.fromkeys(names):
+        if int(name[len(INSPECTED) + 1 :].partition(".")[0]) not in pids:
+            continue
+        text = b""
+        try:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as rank:
+                rank.settimeout(8)
+                rank.connect("\0" + name[1:])
+                credentials = rank.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+                if struct.unpack("3i", credentials)[1] != os.geteuid():
+                    raise OSError("another user has taken its name")
+                while more := rank.recv(1 << 16):
+                    text += more
+        except OSError as error:
+            why = str(error)
+        if text:
+            return text
+    return f"dadrun: this rank does not say what the job is doing: {why}\n".encode()
 
 
 # ---- cores

@@ -26,6 +26,7 @@ _POLL_SECONDS = 0.1
 _DRAIN_SECONDS = 1.0
 TERMINATE = b"T"
 KILL = b"K"
+INSPECT = b"I"
 _SIGN_OF_LIFE = b"."
 
 
@@ -58,6 +59,8 @@ class ProcessPool:
         self.killed_at: float | None = None
         self.signals: list[int] = []
         self._signals_seen = 0
+        self._wishes = 0  # to see what the ranks are doing: SIGUSR1
+        self._asked = 0  # how many ranks were asked for that
         self._messages = messages
         self._selector = selectors.DefaultSelector()
         self._pidfds: dict[int, RankProcess] = {}
@@ -266,6 +269,7 @@ class ProcessPool:
         previous = {}
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             previous[number] = signal.signal(number, lambda number, _: self.signals.append(number))
+        previous[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: self._wish())
         try:
             yield
         finally:
@@ -276,7 +280,13 @@ class ProcessPool:
             os.close(wakeup)
             os.close(write_end)
 
+    def _wish(self) -> None:
+        self._wishes += 1
+
     def _obey_signals(self) -> None:
+        if self._wishes:
+            self._wishes = 0
+            self._inspect()
         while self._signals_seen < len(self.signals):
             self._signals_seen += 1
             if self._signals_seen == 1:
@@ -285,6 +295,13 @@ class ProcessPool:
                 self.stop()
             else:
                 self.kill()
+
+    def _inspect(self) -> None:
+        """One rank speaks for all; the next time it is another one, since this one may be unable to."""
+        ranks = [rank for rank in self.ranks if rank.exit_code is None]
+        if ranks:
+            self.order(INSPECT, [ranks[self._asked % len(ranks)]])
+            self._asked += 1
 
 
 def _close_pipes(rank: RankProcess) -> None:

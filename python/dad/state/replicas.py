@@ -1,10 +1,11 @@
 """Are the replicas of a model the same, bit by bit? What all frameworks share.
 
 check_replicas() of the frameworks compares when it is called. ReplicaCheck compares by itself while training
-goes on: after the first step, after 2, 4, 8, … and from 1024 on after every 1024 steps. Each rank hashes its
-parameters and its optimizer's settings at the start of a step and hands the hash to an allgather of a few
-bytes, whose result it reads at the end of that step: no rank can get there before all have started it. Only
-if hashes differ do ranks exchange the hash of each tensor, to name what differs.
+goes on: after the first step, after 2, 4, 8, … and from 1024 on after every 1024 steps, or after every
+DAD_CHECK_EVERY steps. Each rank hashes its parameters and its optimizer's settings at the start of a step and
+hands the hash to an allgather of a few bytes, whose result it reads at the end of that step: no rank can get
+there before all have started it. Only if hashes differ do ranks exchange the hash of each tensor, to name
+what differs.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -49,8 +51,10 @@ def _differing(ranks: dict[int, dict[str, str]]) -> list[tuple[str, dict[str | N
     return found
 
 
-def is_due(steps: int) -> bool:
-    """Whether replicas are compared after so many steps."""
+def is_due(steps: int, every: int = 0) -> bool:
+    """Whether replicas are compared after so many steps. every: of the user's choice; 0: none."""
+    if every:
+        return steps > 0 and steps % every == 0
     if steps >= _LONGEST_INTERVAL:
         return steps % _LONGEST_INTERVAL == 0
     return steps > 0 and steps & (steps - 1) == 0
@@ -62,6 +66,41 @@ def mode_from_environment() -> int:
     if text not in modes:
         raise ValueError(f'DAD_CHECK_REPLICAS="{text}": expected 0, 1 or raise')
     return modes[text]
+
+
+def every_from_environment() -> int:
+    text = os.environ.get("DAD_CHECK_EVERY", "").strip() or "0"
+    if not text.isdecimal():
+        raise ValueError(f'DAD_CHECK_EVERY="{text}": expected a number of steps')
+    return int(text)
+
+
+_compared_scripts = False
+
+
+def _script_facts(ranks: Ranks) -> dict[str, Any]:
+    """Which script this rank runs: "train.py 1f3a9c2e"."""
+    file = getattr(sys.modules.get("__main__"), "__file__", None)
+    try:
+        with open(file or "", "rb") as script:
+            digest = hashlib.blake2b(script.read(), digest_size=4).hexdigest()
+    except OSError:
+        return {"rank": ranks.rank_in_job, "script": ""}
+    return {"rank": ranks.rank_in_job, "script": f"{os.path.basename(file or '')} {digest}"}
+
+
+def _compare_scripts(ranks: Ranks, all_facts: Sequence[dict[str, Any]]) -> None:
+    """Warns once if hosts have different versions of the script."""
+    global _compared_scripts
+    scripts = {facts["rank"]: facts["script"] for facts in all_facts if facts["script"]}
+    if _compared_scripts or len(set(scripts.values())) < 2:
+        return
+    _compared_scripts = True
+    if ranks.rank == 0:
+        log.warning(
+            "ranks run different versions of the script: %s. Copy the same files to all hosts",
+            who_has_what(scripts),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,19 +179,22 @@ class ReplicaCheck:
     cures: Cures
     steps: int = 0
     _mode: int = field(default_factory=mode_from_environment)
+    _every: int = field(default_factory=every_from_environment)
     _running: _Comparison | None = None
     _equal_after: int | None = None
     _told: set[str] = field(default_factory=set)
 
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, Any]:
         """What ranks tell each other when they compare what their optimizers were made with."""
-        return {"steps": self.steps, "mode": self._mode}
+        return {"steps": self.steps, "mode": self._mode, "every": self._every, **_script_facts(self.ranks)}
 
-    def agree(self, all_facts: Sequence[dict[str, int]]) -> None:
+    def agree(self, all_facts: Sequence[dict[str, Any]]) -> None:
         """All ranks compare in the same steps, or none does: one rank that does not want to is enough."""
         self.steps = max(facts["steps"] for facts in all_facts)
         modes = [facts["mode"] for facts in all_facts]
         self._mode = _OFF if _OFF in modes else max(modes)
+        _compare_scripts(self.ranks, all_facts)
+        self._every = min((facts["every"] for facts in all_facts if facts["every"]), default=0)
 
     def start_anew(self) -> None:
         """A checkpoint was loaded: replicas may have become different."""
@@ -164,14 +206,14 @@ class ReplicaCheck:
 
     def is_due(self) -> bool:
         """Whether the step that begins compares."""
-        return self._mode != _OFF and is_due(self.steps)
+        return self._mode != _OFF and is_due(self.steps, self._every)
 
     def next_due(self) -> int | None:
         """After how many steps replicas are compared next, from `steps` on."""
         if self._mode == _OFF:
             return None
         steps = self.steps
-        while not is_due(steps):
+        while not is_due(steps, self._every):
             steps += 1
         return steps
 
@@ -179,7 +221,7 @@ class ReplicaCheck:
         """At the start of a step of all ranks. name: of the exchange, the same on all ranks."""
         steps, self.steps = self.steps, self.steps + 1
         self._running = None
-        if self._mode == _OFF or not is_due(steps):
+        if self._mode == _OFF or not is_due(steps, self._every):
             return
         mine: Replica | None = None
         try:

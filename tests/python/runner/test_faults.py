@@ -63,7 +63,7 @@ def ranks(tmp_path):
         process.stdout.close()
 
 
-@pytest.mark.parametrize(("how", "seconds"), [(signal.SIGKILL, 5), (signal.SIGSTOP, 3 + 5)])
+@pytest.mark.parametrize(("how", "seconds"), [(signal.SIGKILL, 1), (signal.SIGSTOP, 3 + 5)])
 def test_survivors_raise_in_time_and_name_the_rank(ranks, how, seconds):
     for process in ranks:
         assert process.stdout.readline() == "running\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -55,3 +56,49 @@ def test_a_peer_whose_bytes_arrive_is_not_silent(lab):
     )
     assert job.returncode == 0, job.stdout
     assert job.stdout.count("all arrived") == 2
+
+
+# The time of the last step is the time at which the line went, within a step.
+UNTIL_IT_FAILS = """
+import time
+import dad.basics as dad
+from dad._lib import _core
+
+dad.init()
+last = 0.0
+try:
+    for step in range(1_000_000):
+        _core.reduce_zeros("gradient", 1000, 0)
+        last = time.monotonic()
+        if step == 20:
+            print("running", flush=True)
+except dad.DadInternalError as error:
+    print(f"after {time.monotonic() - last:.2f} s: {error}", flush=True)
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+def test_a_host_that_vanished_is_named_when_the_timeout_is_over(lab):
+    job = subprocess.Popen(
+        [NETLAB, "run", sys.executable, "-c", UNTIL_IT_FAILS],
+        env=lab | {"DAD_TIMEOUT_SECONDS": "3"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        running = 0
+        while running < 2:
+            line = job.stdout.readline()
+            assert line, "the job has ended"
+            running += "running" in line
+        subprocess.run([NETLAB, "link", "1", "down"], env=lab, check=True)
+        output, _ = job.communicate(timeout=60)
+    finally:
+        job.kill()
+        job.wait()
+    for rank in range(2):
+        (seconds,) = re.findall(
+            rf"^\[{rank}\] after (\S+) s: rank {1 - rank}: gave no sign of life", output, re.M
+        )
+        assert 2.5 < float(seconds) < 3 + 2, output
