@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dad.runner.check_build import LIB_DIR, framework_status, plugin_status, rebuild_command
+from dad.libraries import LIB_DIR
+from dad.runner.check_build import framework_status, plugin_status, rebuild_command
 
 _OK, _MISSING, _NOTE = "✓", "✗", "–"
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
