@@ -64,8 +64,8 @@ def op_folder(framework: str, installed: str, root: Path) -> Path:
     folders = op_folders(framework)
     if folder := folders.get(release(installed)):
         return folder
-    built_for = f"built for {framework} {' and '.join(folders)}" if folders else f"built without {framework}"
-    what = f"dad was {built_for}, but {framework} {installed} is loaded"
+    built = f"dad was built for {framework} {' and '.join(folders)}" if folders else ""
+    what = f"{built or f'dad was built without {framework}'}, but {framework} {installed} is loaded"
     if not SOURCES.exists():
         raise ImportError(f"{what}: {REBUILD}")
     from dad.compile_ops import compile_once
