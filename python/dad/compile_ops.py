@@ -30,7 +30,7 @@ TORCH_LIBRARIES = ("torch", "torch_cpu", "torch_python", "c10")
 # As cmake/compiler.cmake has them.
 _FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-fvisibility-inlines-hidden"]
 _FLAGS += ["-ffp-contract=off", "-D_GLIBCXX_USE_CXX11_ABI=1", "-w"]
-_SECONDS_PER_FILE = {"torch": 10, "tensorflow": 6}  # of one CPU
+_SECONDS_PER_FILE = {"torch": 8, "tensorflow": 5}  # of one CPU
 
 
 def compile_once(framework: str, installed: str, root: Path) -> Path:

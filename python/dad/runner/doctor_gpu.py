@@ -127,7 +127,7 @@ def _plugin() -> tuple[bool, str]:
 def _kernels() -> tuple[bool, str]:
     path = LIB_DIR / "libdad_cuda.so"
     if not path.exists():
-        return False, f"kernels: dad was built without nvcc; with it in PATH: {rebuild_command()}"
+        return False, f"kernels: not built; with nvcc in PATH: make build, or {rebuild_command()}"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
