@@ -7,11 +7,11 @@ CPP_FILES = $(shell find $(CPP_DIRS) -name '*.h' -o -name '*.cc' -o -name '*.cu'
 help:  ## this list
 	@sed -n 's/^\([a-z0-9-]*\):.*## /\1|/p' $(MAKEFILE_LIST) | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-setup:  ## system packages, .venv, the build, dad in .venv; a second run takes seconds
+setup:  ## system packages, .venv, the build, dad in .venv; MPI and CUDA come with make build
 	@scripts/setup.sh
 
-build:  ## only the libraries, incremental
-	@scripts/setup.sh build
+build:  ## only the libraries, those of MPI and CUDA as well; incremental
+	@scripts/setup.sh build optional
 
 demo: setup  ## four processes train on a line of 100 Mbit: dense, exact, vgc and auto; a table and a picture
 	@$(VENV)/bin/python scripts/demo.py
@@ -66,12 +66,15 @@ docs: setup  ## generated pages and figures, and the site in build/site
 	@NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --quiet
 	@echo "docs: build/site/index.html"
 
-wheel: setup  ## a wheel in dist/, for the torch in .venv
-	@rm -rf build/lib.* build/bdist.*
-	@$(VENV)/bin/python -m pip wheel --quiet --no-build-isolation --no-deps -w dist .
-	@ls -l dist
+wheel: setup  ## a wheel in dist/ for the frameworks in .venv, which needs no compiler where it is used
+	@scripts/setup.sh optional
+	@$(VENV)/bin/python scripts/make_wheel.py
+
+wheels: setup  ## the same with op libraries for every version in scripts/wheel_versions.txt
+	@scripts/setup.sh optional
+	@$(VENV)/bin/python scripts/make_wheel.py --all
 
 clean:  ## what was built; not .venv
 	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint tidy format bench docs wheel clean
+.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint tidy format bench docs wheel wheels clean

@@ -1,30 +1,35 @@
 """Builds the libraries of dad with CMake; pyproject.toml has the rest.
 
 For which frameworks: those that the running interpreter can import. Hence
-`pip install --no-build-isolation .`. To decide otherwise:
+`pip install --no-build-isolation .`; a package that was built without them compiles its op library
+at the first import. To decide otherwise:
 
     DAD_WITH_TORCH=1    an error if torch is not there
     DAD_WITH_TORCH=0    leave torch out (the core and the launcher are built)
 
 and the same with DAD_WITH_TENSORFLOW.
 
-`python setup.py build_ext --inplace` is the development build: it works in build/
-and puts the libraries into python/dad/_lib. The C++ tests are not part of it (`make test`
-compiles them).
+`python setup.py build_ext --inplace` is the development build: it works in build/ and puts the
+libraries into python/dad/_lib. The other transports and the CUDA kernels are not part of it (`make
+build`), nor are the C++ tests (`make test`). A package is made from the same folders.
 """
 
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build import build
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "scripts"))
+import build_progress  # noqa: E402
 
 
 def wanted(framework: str) -> bool:
@@ -39,48 +44,79 @@ def wanted(framework: str) -> bool:
     return found and answer != "0"
 
 
+def interpreter_of(build_dir: Path) -> str:
+    """The interpreter that a build folder was configured for; empty if it was not."""
+    cache = build_dir / "CMakeCache.txt"
+    found = re.search(r"^Python_EXECUTABLE:\w+=(.*)$", cache.read_text(), re.M) if cache.exists() else None
+    return found[1] if found else ""
+
+
+class Build(build):
+    def run(self):
+        # Modules that are no longer there would be packed, too.
+        shutil.rmtree(self.build_lib, ignore_errors=True)
+        super().run()
+
+
 class CMakeBuild(build_ext):
     def run(self):
         # An editable install is an in-place build, too.
         in_place = self.inplace or getattr(self, "editable_mode", False)
-        if in_place:
-            build_dir, lib_dir = ROOT / "build", ROOT / "python/dad/_lib"
-        else:
+        build_dir, lib_dir = ROOT / "build", ROOT / "python/dad/_lib"
+        if not in_place and interpreter_of(build_dir) not in ("", sys.executable):
             # Beside build/, not in it: the compiler cache compares paths relative to the build folder.
-            build_dir, lib_dir = ROOT / "build-package", Path(self.build_lib).resolve() / "dad/_lib"
-        with_torch = wanted("torch")
-        with_tensorflow = wanted("tensorflow")
-        if not (with_torch or with_tensorflow or os.environ.get("DAD_WITH_TORCH") == "0"):
-            sys.exit(
-                f"dad: {sys.executable} sees neither torch nor tensorflow. Install one first, and use "
-                "pip's --no-build-isolation; DAD_WITH_TORCH=0 builds the core and the launcher only."
-            )
-        configure = ["cmake", "-S", str(ROOT), "-B", str(build_dir)]
-        if shutil.which("ninja") and not (build_dir / "Makefile").exists():
-            configure += ["-G", "Ninja"]
+            build_dir, lib_dir = ROOT / "build-package", ROOT / "build-package/lib"
         options = {
             "CMAKE_BUILD_TYPE": "Release",
             "Python_EXECUTABLE": sys.executable,
             "DAD_LIB_DIR": lib_dir,
             "DAD_PYTHON": "ON",
-            "DAD_TORCH": "ON" if with_torch else "OFF",
-            "DAD_TENSORFLOW": "ON" if with_tensorflow else "OFF",
-            "DAD_TESTS": "ON" if in_place else "OFF",
+            "DAD_TORCH": "ON" if wanted("torch") else "OFF",
+            "DAD_TENSORFLOW": "ON" if wanted("tensorflow") else "OFF",
         }
+        if in_place or not (build_dir / "CMakeCache.txt").exists():
+            options["DAD_TESTS"] = "ON" if in_place else "OFF"
+        configure = ["cmake", "-S", str(ROOT), "-B", str(build_dir)]
+        if shutil.which("ninja") and not (build_dir / "Makefile").exists():
+            configure += ["-G", "Ninja"]
         configure += [f"-D{name}={value}" for name, value in options.items()]
-        parallel = ["--parallel", str(os.cpu_count())]
-        build = ["cmake", "--build", str(build_dir), "--target", "libraries", *parallel]
-        for command in (configure, build):
-            if subprocess.run(command).returncode != 0:
-                sys.exit(f"dad: failed: {' '.join(command)}")
-        self.report(json.loads((lib_dir / "build_info.json").read_text()))
+        build_dir.mkdir(exist_ok=True)
+        configured = subprocess.run(configure, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if configured.returncode != 0:
+            sys.exit(f"{configured.stdout}dad: failed: {' '.join(configure)}")
+        for target in ["libraries"] if in_place else ["libraries", "optional_libraries"]:
+            if build_progress.build(build_dir, target, build_dir / "build.log") != 0:
+                sys.exit(1)
+        if not in_place:
+            self.copy_to_package(build_dir, Path(self.build_lib) / "dad/_lib")
+        self.report(json.loads((build_dir / "build_info.json").read_text()), lib_dir)
 
-    def report(self, info):
+    def copy_to_package(self, build_dir, lib_dir):
+        """The libraries, and what dad/compile_ops.py makes op libraries from."""
+        lib_dir.mkdir(parents=True, exist_ok=True)
+        libraries = (build_dir / "libraries.txt").read_text().split()
+        for path in [*libraries, build_dir / "build_info.json"]:
+            shutil.copy2(path, lib_dir)
+        for folder in ("torch_ops", "tf_ops", "dad_core/include"):
+            for source in sorted((ROOT / folder).rglob("*.*")):
+                target = lib_dir / "src" / source.relative_to(ROOT)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(source, target)
+
+    def report(self, info, lib_dir):
+        def built(name):
+            return (lib_dir / f"libdad_{name}.so").exists()
+
         print(f"dad {info['dad']} was built for:")
-        print(f"  torch        {info['torch'] or 'no'}")
-        print(f"  tensorflow   {info['tensorflow'] or 'no'}")
-        print(f"  transports   {', '.join(info['plugins']) or 'none: one process only'}")
-        print(f"  CUDA kernels {info['cuda'] or 'no: nvcc is not here'}")
+        for framework in ("torch", "tensorflow"):
+            print(f"  {framework:12} {info[framework] or 'no'}")
+        print(f"  transports   {', '.join(filter(built, info['plugins'])) or 'none: one process only'}")
+        kernels = info["cuda"] if built("cuda") else "no"
+        print(f"  CUDA kernels {kernels if info['cuda'] else 'no: nvcc is not here'}")
+        if later := [
+            name for name in [*info["plugins"], *(["cuda"] if info["cuda"] else [])] if not built(name)
+        ]:
+            print(f"  make build adds {', '.join(later)}")
 
     # CMake knows what it made and puts it in place.
     def get_outputs(self):
@@ -90,4 +126,7 @@ class CMakeBuild(build_ext):
         return {}
 
 
-setup(ext_modules=[Extension("dad._lib._core", sources=[])], cmdclass={"build_ext": CMakeBuild})
+setup(
+    ext_modules=[Extension("dad._lib._core", sources=[])],
+    cmdclass={"build": Build, "build_ext": CMakeBuild},
+)

@@ -41,27 +41,12 @@ target_compile_options(dad_tensorflow PRIVATE ${tensorflow_definitions})
 file(GLOB tensorflow_framework ${tensorflow_root}/libtensorflow_framework.so.*)
 target_link_libraries(dad_tensorflow PRIVATE dad_core ${tensorflow_framework})
 
-# Kernels for GPUs, libdad_tensorflow_gpu.so: where TensorFlow was built with CUDA. Elsewhere they are
-# compiled as part of the tests, against headers that are the same, and not linked.
+# Kernels for GPUs, libdad_tensorflow_gpu.so: loaded where TensorFlow was built with CUDA, whose headers
+# are the same. What is under them, with its counters, is in libdad_tensorflow, and once in a process.
 file(GLOB tensorflow_gpu_sources CONFIGURE_DEPENDS tf_ops/gpu/*.cc)
-set(tensorflow_cuda "")
-if(EXISTS ${tensorflow_root}/python/platform/build_info.py)
-  file(STRINGS ${tensorflow_root}/python/platform/build_info.py tensorflow_cuda
-    REGEX "'is_cuda_build', True")
-endif()
-if(tensorflow_cuda)
-  # What is under the kernels, with its counters, is in libdad_tensorflow, and once in a process.
-  add_library(dad_tensorflow_gpu SHARED ${tensorflow_gpu_sources})
-  target_link_libraries(dad_tensorflow_gpu PRIVATE dad_tensorflow dad_core ${tensorflow_framework})
-  message(STATUS "dad: TensorFlow has CUDA; kernels for DEVICE_GPU are built")
-elseif(DAD_TESTS)
-  add_library(dad_tensorflow_gpu OBJECT ${tensorflow_gpu_sources})
-  target_include_directories(dad_tensorflow_gpu PRIVATE ${PROJECT_SOURCE_DIR}/dad_core/include)
-  message(STATUS "dad: TensorFlow has no CUDA here; kernels for DEVICE_GPU are compiled, not linked")
-endif()
-if(TARGET dad_tensorflow_gpu)
-  dad_target(dad_tensorflow_gpu)
-  target_include_directories(dad_tensorflow_gpu PRIVATE ${PROJECT_SOURCE_DIR})
-  target_include_directories(dad_tensorflow_gpu SYSTEM PRIVATE ${tensorflow_include})
-  target_compile_options(dad_tensorflow_gpu PRIVATE ${tensorflow_definitions})
-endif()
+add_library(dad_tensorflow_gpu SHARED ${tensorflow_gpu_sources})
+target_link_libraries(dad_tensorflow_gpu PRIVATE dad_tensorflow dad_core ${tensorflow_framework})
+dad_target(dad_tensorflow_gpu)
+target_include_directories(dad_tensorflow_gpu PRIVATE ${PROJECT_SOURCE_DIR})
+target_include_directories(dad_tensorflow_gpu SYSTEM PRIVATE ${tensorflow_include})
+target_compile_options(dad_tensorflow_gpu PRIVATE ${tensorflow_definitions})

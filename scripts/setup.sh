@@ -6,8 +6,9 @@
 #   venv       .venv with the Python packages of requirements-dev.txt
 #   headers    NCCL's and cuBLAS's headers into build/gpu, where nvcc is: the build compares declarations with them
 #   build      C++: build/, libraries into python/dad/_lib
+#   optional   the same of MPI and CUDA, which the demo does not need
 #   install    dad into .venv, editable: changes in python/ count at once
-#   tests      the C++ tests: build/tests
+#   tests      all that can be built, with the C++ tests: build/tests
 #   fuzzer     Debian packages of `make fuzz`
 #
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
@@ -144,23 +145,14 @@ END
 
 build() {
   say "build: C++ in build/, libraries into python/dad/_lib"
-  mkdir -p build
-  compile build/build.log .venv/bin/python setup.py --quiet build_ext --inplace
-  sed -n '/was built for/,$p' build/build.log
+  .venv/bin/python setup.py --quiet build_ext --inplace
 }
-tests() {
-  say "tests: C++ in build/tests"
-  compile build/tests.log cmake --build build --parallel "$(nproc)"
+optional() { compile optional_libraries "other transports and CUDA kernels into python/dad/_lib"; }
+tests() { compile all "all of it, with the C++ tests in build/tests"; }
+compile() { # compile TARGET WHAT
+  say "build: $2"
+  .venv/bin/python scripts/build_progress.py "build/$1.log" build "$1"
 }
-compile() { # compile LOG COMMAND...: shows what is compiled; the rest is in the log
-  local log=$1
-  shift
-  if ! "$@" 2>&1 | tee "$log" | compiler_lines; then
-    sed -n '/^FAILED/,$p' "$log" | grep . || tail -n 40 "$log"
-    die "the build failed; the whole log is $log"
-  fi
-}
-compiler_lines() { grep --line-buffered -E '^\[ *[0-9]+.*(Building|Linking)' || true; }
 
 install() {
   if current .venv/install.stamp setup.py pyproject.toml python/dad/_version.py && [ -x .venv/bin/dadrun ]; then
@@ -175,7 +167,7 @@ install() {
 for step in "${@:-packages venv headers build install}"; do
   for name in $step; do
     case $name in
-      packages | venv | headers | build | tests | install | fuzzer) "$name" ;;
+      packages | venv | headers | build | optional | tests | install | fuzzer) "$name" ;;
       *) die "no such step: $name" ;;
     esac
   done

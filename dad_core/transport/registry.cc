@@ -75,8 +75,10 @@ Result<Plugin> OpenOne(const Backend& backend, const std::string& plugin_dir) {
   // Local: its libraries must not serve symbols to anybody else, libtorch has a gloo too.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return Status::Unavailable(file + ": " + dlerror() + " (to get it: " +
-                               std::string(backend.remedy) + ", then reinstall dad)");
+    const std::string why = dlerror();
+    const bool built = access(path.c_str(), F_OK) == 0;  // then only its library is missing
+    return Status::Unavailable(file + ": " + why + " (to get it: " + std::string(backend.remedy) +
+                               (built ? ")" : ", then make build or reinstall dad)"));
   }
   Plugin plugin;
   plugin.library = library;

@@ -1,7 +1,6 @@
-// Kernels for tensors on a GPU, in a library of their own: it is built where TensorFlow has CUDA,
-// and compiled, not linked, elsewhere. Every collective of tensors and of variables. TensorFlow
-// copies those of exchanges by a method to the CPU, where they have kernels: numbers that these
-// look at come among their tensors.
+// Kernels for tensors on a GPU, in a library of their own: it is loaded where TensorFlow has CUDA.
+// Every collective of tensors and of variables. TensorFlow copies those of exchanges by a method to
+// the CPU, where they have kernels: numbers that these look at come among their tensors.
 //
 // Nothing waits for the device: the core's work comes after what TensorFlow's stream was given, and
 // that stream after the core's work.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.metadata
-import json
 import os
 import platform
 import shutil
 from pathlib import Path
 
 from dad._version import __version__
+from dad.libraries import build_info, is_built, op_folders
 
 PACKAGES = ("torch", "tensorflow", "keras", "tf_keras", "numpy", "horovod", "mpi4py", "cloudpickle")
 PROGRAMS = ("mpirun", "srun", "torchrun", "horovodrun", "ssh", "nvidia-smi", "g++", "cmake")
@@ -42,15 +42,14 @@ def environment() -> dict[str, str]:
 
 
 def _build() -> dict[str, str]:
-    path = Path(__file__).parents[1] / "_lib" / "build_info.json"
-    if not path.exists():
+    info = build_info()
+    if not info:
         return {"built": "no: pip install ."}
-    info = json.loads(path.read_text())
     return {
-        "built for torch": info["torch"] or "no",
-        "built for tensorflow": info["tensorflow"] or "no",
-        "transports": ", ".join(info["plugins"]) or "none",
-        "CUDA kernels": info["cuda"] or "no",
+        "built for torch": ", ".join(op_folders("torch")) or "no",
+        "built for tensorflow": ", ".join(op_folders("tensorflow")) or "no",
+        "transports": ", ".join(name for name in info["plugins"] if is_built(name)) or "none",
+        "CUDA kernels": info["cuda"] if is_built("cuda") else "no",
         "compiler": info["compiler"],
     }
 

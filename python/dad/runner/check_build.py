@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import importlib.util
-import json
-from pathlib import Path
-from typing import Any
 
 from dad._version import __version__
+from dad.libraries import SOURCES, op_folders
 
-LIB_DIR = Path(__file__).parent.parent / "_lib"
 FRAMEWORKS = {"TensorFlow": "tensorflow", "PyTorch": "torch"}
 PLUGINS = {"MPI": "mpi", "Gloo": "gloo"}
 
 
-def build_info() -> dict[str, Any]:
-    """What the build recorded; empty if there was none."""
-    try:
-        info: dict[str, Any] = json.loads((LIB_DIR / "build_info.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return info
-
-
 def framework_status(module: str) -> tuple[bool, str]:
-    """Whether dad was built for the framework and the framework is there, else why not."""
-    built_for = build_info().get(module)
-    if not built_for:
+    """Whether dad can be used with the framework that is there, else why not."""
+    versions = list(op_folders(module))
+    if not versions and not SOURCES.exists():
         return False, f"dad was built without it; with it installed: {rebuild_command()}"
     if importlib.util.find_spec(module) is None:
-        return False, f"{module} is not installed: pip install {module}=={built_for}"
-    return True, f"built for {built_for}"
+        return False, f"{module} is not installed: pip install {'=='.join([module, *versions[-1:]])}"
+    built_for = f"built for {' and '.join(versions)}" if versions else "compiled at the first import"
+    others = "; for other versions compiled at the first import" if versions and SOURCES.exists() else ""
+    return True, built_for + others
 
 
 def plugin_status(name: str) -> tuple[bool, str]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from dad._version import __version__
 from dad.runner import network, remote
-from dad.runner.check_build import FRAMEWORKS, build_info, framework_status, plugin_status, rebuild_command
+from dad.runner.check_build import FRAMEWORKS, framework_status, plugin_status, rebuild_command
 from dad.runner.hosts import Host
 from dad.runner.kv import KeyValueClient
 from dad.runner.rendezvous import RendezvousServer
@@ -83,9 +83,7 @@ def _frameworks() -> Iterator[Finding]:
     for name, module in FRAMEWORKS.items():
         there, why = framework_status(module)
         if not there:
-            # Built for it but it has gone: broken. Never built for it: not needed.
-            found += bool(build_info().get(module))
-            yield Finding(_BROKEN if build_info().get(module) else _ABSENT, f"{name}: {why}")
+            yield Finding(_ABSENT, f"{name}: {why}")
             continue
         found += 1
         error = _import_error(f"dad.{module}")

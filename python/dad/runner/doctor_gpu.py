@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dad.runner.check_build import LIB_DIR, framework_status, plugin_status, rebuild_command
+from dad.libraries import LIB_DIR
+from dad.runner.check_build import framework_status, plugin_status, rebuild_command
 
 _OK, _MISSING, _NOTE = "✓", "✗", "–"
 _RUNTIMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so")
@@ -126,7 +127,7 @@ def _plugin() -> tuple[bool, str]:
 def _kernels() -> tuple[bool, str]:
     path = LIB_DIR / "libdad_cuda.so"
     if not path.exists():
-        return False, f"kernels: dad was built without nvcc; with it in PATH: {rebuild_command()}"
+        return False, f"kernels: not built; with nvcc in PATH: make build, or {rebuild_command()}"
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

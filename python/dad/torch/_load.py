@@ -1,28 +1,23 @@
-"""Loads dad._lib._torch, after a look at what it was built for."""
+"""Loads dad._lib._torch for the torch that is installed."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import torch
 
-_REBUILD = "pip install --no-build-isolation --no-deps --force-reinstall . (in dad's source directory)"
+from dad import _lib
+from dad.libraries import LIB_DIR, op_folder
 
+if not torch._C._GLIBCXX_USE_CXX11_ABI:
+    raise ImportError(
+        f"torch {torch.__version__} was compiled with the old C++ ABI, which dad does not use: "
+        "pip install --upgrade torch"
+    )
+_folder = op_folder("torch", torch.__version__, Path(torch.__file__).parent)
+if _folder != LIB_DIR:
+    _lib.__path__.append(str(_folder))
 
-def check_versions(built_for: str | None, installed: str) -> None:
-    """ImportError in one line where torch is not the one that the library was built for: loading it
-    would end in an undefined symbol."""
-    if built_for is None:
-        raise ImportError(f"dad was built without torch; to build it for torch {installed}: {_REBUILD}")
-    if built_for != installed:
-        raise ImportError(f"dad was built for torch {built_for}, but torch {installed} is loaded: {_REBUILD}")
-
-
-_info = Path(__file__).parents[1] / "_lib" / "build_info.json"
-if _info.exists():
-    check_versions(json.loads(_info.read_text()).get("torch"), torch.__version__)
-
-from dad._lib import _torch  # noqa: E402  only after the check
+from dad._lib import _torch  # noqa: E402  only now is it known where it is
 
 __all__ = ["_torch"]

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 import dad
-from dad.runner.check_build import build_info
+from dad.libraries import build_info
 from dad.runner.remote import remote_shell_command
 from dad.runner.ssh import SshOptions, check_host
 
