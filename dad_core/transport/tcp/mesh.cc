@@ -156,6 +156,10 @@ Mesh::Mesh(HandshakeTerms terms, Clock::time_point deadline)
 Mesh::~Mesh() = default;
 
 Status Mesh::Listen(const std::string& address, int port) {
+  if (port > 65535) {
+    return Status::InvalidArgument("DAD_PORT leaves no port for this rank: it would be " +
+                                   std::to_string(port));
+  }
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICHOST | AI_PASSIVE;

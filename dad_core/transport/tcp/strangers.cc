@@ -3,12 +3,23 @@
 #include <netdb.h>
 #include <sys/socket.h>
 
+#include <set>
+
 #include "util/log.h"
+#include "util/mutex.h"
 
 namespace dad::tcp {
 namespace {
 
 constexpr size_t kMostNamed = 64;
+
+// Ranks connect anew in each init().
+bool IsNew(const std::string& source) {
+  static Mutex mutex;
+  static auto* named = new std::set<std::string>;
+  const MutexLock lock(mutex);
+  return named->size() < kMostNamed && named->insert(source).second;
+}
 
 }  // namespace
 
@@ -24,7 +35,7 @@ std::string SourceOf(int fd) {
 
 void Strangers::Refuse(const std::string& source, const std::string& why) {
   ++count_;
-  if (named_.size() >= kMostNamed || !named_.insert(source).second) return;
+  if (!IsNew(source)) return;
   DAD_LOG(Warning) << "refused a connection from " << (source.empty() ? "a host" : source) << ": "
                    << why << " (further ones from there are counted only; docs/security.md)";
 }

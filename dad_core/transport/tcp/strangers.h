@@ -1,8 +1,7 @@
-// Counts connections that were refused, and names each source once.
+// Counts connections that were refused, and names each source once in this process.
 #pragma once
 
 #include <cstdint>
-#include <set>
 #include <string>
 
 namespace dad::tcp {
@@ -12,13 +11,11 @@ std::string SourceOf(int fd);
 
 class Strangers {
  public:
-  // Logs the first of each source.
   void Refuse(const std::string& source, const std::string& why);
   int64_t count() const { return count_; }
 
  private:
   int64_t count_ = 0;
-  std::set<std::string> named_;  // of bounded size
 };
 
 }  // namespace dad::tcp

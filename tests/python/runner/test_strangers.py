@@ -170,6 +170,8 @@ def test_training_goes_on_to_its_end(job):
 def test_each_port_names_a_source_once(job):
     named = [line for line in job["output"].splitlines() if "refuses a request from" in line]
     assert len(named) == 1 and "127.0.0.1" in named[0], job["output"]
+    by_rank = [line for line in job["output"].splitlines() if "refused a connection from" in line]
+    assert 1 <= len(by_rank) <= 2 and len(set(by_rank)) == len(by_rank), job["output"]
     assert "is open" not in job["output"]  # dadrun has made a secret
 
 
