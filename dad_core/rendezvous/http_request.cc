@@ -109,6 +109,7 @@ Result<std::string> ReceiveAll(int fd, Clock::time_point deadline) {
     if (got == 0) return bytes;
     if (got > 0) {
       bytes.append(chunk, static_cast<size_t>(got));
+      if (bytes.size() > kMostReplyBytes) return Status::Unavailable("the reply has no end");
     } else if (errno == EAGAIN) {
       DAD_RETURN_IF_ERROR(Await(fd, POLLIN, deadline));
     } else if (errno != EINTR) {
@@ -117,21 +118,26 @@ Result<std::string> ReceiveAll(int fd, Clock::time_point deadline) {
   }
 }
 
-// The value of Content-Length in `head`, or -1.
-int64_t ContentLength(std::string_view head) {
-  constexpr std::string_view kName = "content-length:";
+// The value of a header (`name` in lower case, with its colon) in `head`, or empty.
+std::string_view HeaderIn(std::string_view head, std::string_view name) {
   for (size_t at = head.find("\r\n"); at != std::string_view::npos; at = head.find("\r\n", at)) {
     at += 2;
     std::string_view line = head.substr(at, head.find("\r\n", at) - at);
-    if (line.size() < kName.size()) continue;
-    if (strncasecmp(line.data(), kName.data(), kName.size()) != 0) continue;
-    line.remove_prefix(kName.size());
+    if (line.size() < name.size()) continue;
+    if (strncasecmp(line.data(), name.data(), name.size()) != 0) continue;
+    line.remove_prefix(name.size());
     while (line.starts_with(' ')) line.remove_prefix(1);
-    int64_t length = -1;
-    std::from_chars(line.data(), line.data() + line.size(), length);
-    return length;
+    return line;
   }
-  return -1;
+  return {};
+}
+
+// The value of Content-Length in `head`, or -1.
+int64_t ContentLength(std::string_view head) {
+  const std::string_view value = HeaderIn(head, "content-length:");
+  int64_t length = -1;
+  std::from_chars(value.data(), value.data() + value.size(), length);
+  return length;
 }
 
 }  // namespace
@@ -145,6 +151,7 @@ Result<HttpReply> ParseHttpReply(const std::string& bytes) {
   const size_t space = head.find(' ');
   if (space == std::string_view::npos) return bad;
   std::from_chars(head.data() + space + 1, head.data() + head.size(), reply.status);
+  reply.proof = HeaderIn(head, "x-dad-auth:");
   reply.body = bytes.substr(end + 4);
   const int64_t length = ContentLength(head);
   if (length >= 0) {
@@ -156,13 +163,14 @@ Result<HttpReply> ParseHttpReply(const std::string& bytes) {
 
 Result<HttpReply> HttpRequest(const std::string& host, const std::string& port,
                               const std::string& verb, const std::string& path,
-                              const std::string& body, Clock::time_point deadline) {
+                              const std::string& body, const std::string& proof,
+                              Clock::time_point deadline) {
   Result<Socket> connected = Connect(host, port, deadline);
   if (!connected.ok()) return connected.status();
   const int fd = connected.value().fd();
   const std::string request = verb + " " + path + " HTTP/1.0\r\nHost: " + host +
-                              "\r\nContent-Length: " + std::to_string(body.size()) + "\r\n\r\n" +
-                              body;
+                              "\r\nContent-Length: " + std::to_string(body.size()) +
+                              (proof.empty() ? "" : "\r\nX-Dad-Auth: " + proof) + "\r\n\r\n" + body;
   DAD_RETURN_IF_ERROR(SendAll(fd, request, deadline));
   Result<std::string> bytes = ReceiveAll(fd, deadline);
   if (!bytes.ok()) return bytes.status();

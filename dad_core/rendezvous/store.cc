@@ -43,14 +43,15 @@ std::string PercentEncode(const std::string& text) {
   return encoded;
 }
 
-Result<std::unique_ptr<Store>> OpenStore(const std::string& url, const std::string& scope) {
+Result<std::unique_ptr<Store>> OpenStore(const std::string& url, const std::string& scope,
+                                         const std::string& key) {
   constexpr std::string_view kHttp = "http://";
   constexpr std::string_view kFile = "file://";
   if (scope.empty()) return Status::InvalidArgument("rendezvous: empty scope");
   if (url.starts_with(kHttp)) {
     Result<HttpAddress> address = ParseAddress(std::string_view(url).substr(kHttp.size()));
     if (!address.ok()) return address.status();
-    return std::unique_ptr<Store>(new HttpStore(std::move(address).value(), scope));
+    return std::unique_ptr<Store>(new HttpStore(std::move(address).value(), scope, key));
   }
   if (url.starts_with(kFile)) return FileStore::Open(url.substr(kFile.size()), scope);
   return Status::InvalidArgument("rendezvous: '" + url +

@@ -25,8 +25,10 @@ class Store {
 std::string PercentEncode(const std::string& text);
 
 // url: "http://ADDR:PORT" (a key lives at /<scope>/<key>, as horovodrun serves it)
-// or "file:///DIR". `scope` keeps one job and one init() apart from the next.
+// or "file:///DIR". `scope` keeps one job and one init() apart from the next. `key` signs what is
+// said over HTTP; empty: the server knows no secret. A directory is as safe as its permissions.
 DAD_EXPORT Result<std::unique_ptr<Store>> OpenStore(const std::string& url,
-                                                    const std::string& scope);
+                                                    const std::string& scope,
+                                                    const std::string& key = "");
 
 }  // namespace dad

@@ -166,6 +166,13 @@ constexpr Row kTable[] = {
        o.interface = t;
        return std::string();
      }},
+    {"port", "0", "DAD_PORT", "",
+     "For firewalls: dadrun's server listens on this port, and the ranks of a host on those that "
+     "follow, one each, while they connect. 0: any free ones.",
+     [](const std::string& t, Options& o) {
+       const std::string expected = ParseInt(t, 0, o.port);
+       return expected.empty() && o.port <= 65535 ? expected : std::string("a port, or 0");
+     }},
     {"transport", "gloo", "DAD_TRANSPORT", "HOROVOD_CPU_OPERATIONS",
      "Which plug-in moves the data: gloo or mpi.",
      [](const std::string& t, Options& o) {

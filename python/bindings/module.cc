@@ -53,6 +53,9 @@ dad::World WorldFrom(const py::dict& from) {
   world.hostname = Get<std::string>(from, "hostname", "");
   world.rendezvous = Get<std::string>(from, "rendezvous", "");
   world.generation = Get<std::string>(from, "generation", "0");
+  world.job = Get<std::string>(from, "job", "");
+  world.secret = Get<py::bytes>(from, "secret", "");
+  world.store_key = Get<py::bytes>(from, "store_key", "");
   world.transport = Get<std::string>(from, "transport", "");
   world.plugin_dir = Get<std::string>(from, "plugin_dir", "");
   return world;

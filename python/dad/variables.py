@@ -102,6 +102,14 @@ JOB = (
         "How many of the last committed group have to be left for an elastic job to go on after a loss: "
         "half, or any (elastic.md).",
     ),
+    Variable(
+        "secret_file",
+        "",
+        "DAD_SECRET_FILE",
+        "",
+        "File with the secret by which the ranks of a job know each other, at least 16 bytes that only you "
+        "can read, the same on all hosts. By default dadrun makes one for each job (security.md).",
+    ),
     Variable("seed", "0", "DAD_SEED", "", "Seed of what qsgd rounds at random, the same on all ranks."),
     Variable(
         "threads_per_rank",
@@ -164,6 +172,7 @@ _PASSED_ON = "a flag of horovodrun; dadrun passes it on to the ranks, and dad do
 _ELASTIC = "elastic launchers set it; optimizers are then distributed even if there is one rank"
 NOT_SETTINGS = {
     "DAD_CORE_SHARE": "dadrun tells its ranks how many threads it has chosen, and for which libraries",
+    "DAD_SECRET_FD": "dadrun tells its ranks where the secret of the job is; not the secret",
     "DAD_RUN_SECRET": "dad.run() signs what it sends to its ranks with it",
     "DAD_WARM_START": "0: workers that an elastic dadrun starts again import their libraries themselves",
     "DAD_RESTART_COUNT": "dadrun --restarts tells how often it has started the job again",

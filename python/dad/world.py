@@ -300,6 +300,7 @@ class _Session:
         self.asked: World | None = None
         self.met: World | None = None
         self.num_inits = 0
+        self.has_said_open = False
         self.place_taken_at = 0.0  # by time.monotonic(), in an elastic job
 
 
@@ -358,7 +359,31 @@ def open_world() -> dict[str, Any]:
         "transport": met.transport,
         "threads": threads.choose(met, os.environ),
         "plugin_dir": str(Path(__file__).parent / "_lib"),
+        **_credentials(met),
     }
+
+
+def _credentials(world: World) -> dict[str, Any]:
+    """By which the ranks of a job, and its store, know each other (runner/secret.py)."""
+    from dad.log import log
+    from dad.runner import secret
+
+    try:
+        known = secret.of_rank(os.environ) if world.size > 1 else b""
+        key = secret.key_of_rank(os.environ) if world.size > 1 else b""
+    except secret.SecretError as error:
+        raise WorldError(str(error)) from error
+    if world.size > 1 and world.rank == 0 and not known and not _session.has_said_open:
+        _session.has_said_open = True
+        log.warning(
+            "this job (%s) is open: who reaches its ports can take part in it. To close it, set %s to a file "
+            "that only you can read, the same on all hosts (docs/security.md)",
+            world.launcher,
+            secret.FILE_VARIABLE,
+        )
+    # The job as the environment names it: a name that the ranks agree on later is not known to all yet.
+    job = os.environ.get("DAD_JOB_ID", "")
+    return {"job": job, "secret": known, "store_key": key}
 
 
 def _meet_once() -> tuple[World, str]:

@@ -34,6 +34,11 @@ struct World {
   std::string rendezvous;
   // Tells one init() of a job from the next; equal on all ranks.
   std::string generation = "0";
+  // The name of the job, and the secret by which its ranks know each other; empty: open to all.
+  std::string job;
+  std::string secret;
+  // Signs what this rank says to the rendezvous server; empty: the server knows no secret.
+  std::string store_key;
   std::string transport = "gloo";
   std::string plugin_dir;  // where libdad_<transport>.so lie
 };

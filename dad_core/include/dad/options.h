@@ -36,6 +36,7 @@ struct DAD_EXPORT Options {
   std::string log_level;
   bool log_hide_time = false;
   std::string interface;
+  int64_t port = 0;
   std::string transport;
 
   Options();  // the defaults

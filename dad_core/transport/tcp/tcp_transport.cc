@@ -7,13 +7,16 @@
 
 #include "rendezvous/store.h"
 #include "transport/tcp/local_address.h"
-#include "transport/tcp/socket_pair.h"
+#include "transport/tcp/mesh.h"
 #include "transport/tcp/store_adaptor.h"
 
 namespace dad::tcp {
 namespace {
 
-namespace tcp = ::gloo::transport::tcp;
+// Of DAD_PORT: the launcher's store has the first, the ranks of a host those that follow.
+int PortOf(const World& world, const Options& options) {
+  return options.port == 0 ? 0 : static_cast<int>(options.port) + 1 + world.local_rank;
+}
 
 }  // namespace
 
@@ -32,29 +35,35 @@ Status TcpTransport::ConnectMesh(const World& world, const Options& options) {
   const auto deadline = Clock::now() + timeout;
 
   Result<std::unique_ptr<Store>> store =
-      OpenStore(world.rendezvous, "dad_gloo_" + world.generation);
+      OpenStore(world.rendezvous, "dad_gloo_" + world.generation, world.store_key);
   if (!store.ok()) return store.status();
   StoreAdaptor adaptor(store.value().get(), rank(), size(), deadline);
   Result<std::string> address = LocalAddress(world, options.interface);
   if (!address.ok()) return address.status();
 
+  HandshakeTerms terms;
+  terms.secret = world.secret;
+  terms.job = world.job;
+  terms.generation = world.generation;
+  terms.size = size();
+  terms.listening_rank = rank();
+  Mesh mesh(std::move(terms), deadline);
+  DAD_RETURN_IF_ERROR(mesh.Listen(address.value(), PortOf(world, options)));
   try {
-    const tcp::attr attr = tcp::CreateDeviceAttr(tcp::attr(address.value().c_str()));
-    std::shared_ptr<::gloo::transport::Device> device =
-        std::make_shared<SocketDevice>(attr, deadline);
+    std::shared_ptr<::gloo::transport::Device> device = mesh.MakeDevice();
     ::gloo::rendezvous::Context context(rank(), size());
     context.setTimeout(timeout);
     context.connectFullMesh(adaptor, device);
-    for (int peer = 0; peer < size(); ++peer) {
-      if (peer == rank()) continue;
-      const int fd = static_cast<SocketPair&>(*context.getPair(peer)).TakeSocket();
-      if (fd < 0) return Status::Aborted("rank " + std::to_string(peer) + " left while connecting");
-      connections_[peer] = std::make_unique<Connection>(
-          fd, peer, &loop_, static_cast<ConnectionListener*>(this), &traffic_);
-    }
   } catch (const std::exception& error) {
     if (!adaptor.failure().ok()) return adaptor.failure();
     return Status::Unavailable("gloo at " + address.value() + ": " + error.what());
+  }
+  Result<std::vector<int>> sockets = mesh.Connect();
+  if (!sockets.ok()) return sockets.status();
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    connections_[peer] = std::make_unique<Connection>(
+        sockets.value()[peer], peer, &loop_, static_cast<ConnectionListener*>(this), &traffic_);
   }
   for (const auto& connection : connections_) {
     if (connection != nullptr) connection->Start();

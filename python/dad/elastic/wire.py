@@ -14,12 +14,12 @@ import io
 import pickle
 import struct
 from collections.abc import Callable
-from typing import Any, BinaryIO
+from typing import Any, Protocol
 
 DIGEST_BYTES = 32
 SERVICE_NAME = "worker notification service"
 _LENGTH = struct.Struct("i")
-_MOST_BYTES = 1 << 20
+_MOST_BYTES = 1 << 16
 
 
 class HostUpdateResult(enum.IntFlag):
@@ -51,6 +51,15 @@ class HostsUpdatedRequest:
     def __init__(self, timestamp: int, res: HostUpdateResult = HostUpdateResult.no_update) -> None:
         self.timestamp = timestamp
         self.res = res
+
+
+class Reader(Protocol):
+    def read(self, count: int, /) -> bytes: ...
+
+
+class Writer(Protocol):
+    def write(self, data: bytes, /) -> object: ...
+    def flush(self) -> None: ...
 
 
 _NETWORK = "horovod.runner.common.util.network"
@@ -121,14 +130,14 @@ def loads(data: bytes) -> Any:
         raise MessageError(f"a message cannot be read: {error}") from error
 
 
-def write(stream: BinaryIO, key: bytes, message: Any) -> None:
+def write(stream: Writer, key: bytes, message: Any) -> None:
     body = dumps(message)
     digest = hmac.new(key, body, hashlib.sha256).digest()
     stream.write(digest + _LENGTH.pack(len(body)) + body)
     stream.flush()
 
 
-def read(stream: BinaryIO, key: bytes) -> Any:
+def read(stream: Reader, key: bytes) -> Any:
     """MessageError if it is none, EOFError if it ends too early."""
     head = _read_all(stream.read, DIGEST_BYTES + _LENGTH.size)
     (length,) = _LENGTH.unpack(head[DIGEST_BYTES:])

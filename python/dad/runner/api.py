@@ -21,6 +21,7 @@ from dad.runner.launch import (
     start_server,
     working_directory,
 )
+from dad.runner.mpi import has_secret, launch_with_mpirun
 from dad.runner.payload import FUNCTION, RESULT_SCOPE, SECRET_VARIABLE, pack, unpack
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions
@@ -146,7 +147,9 @@ def run(
         else:
             placed = assign_ranks(where, count)
             net = plan_network([slot.host for slot in placed], interfaces)
-        with start_server(net) as server:
+        environment = dict(os.environ if env is None else env)
+        is_open = bool(use_mpi) and not has_secret(net, environment)
+        with start_server(net, environment, is_open) as server:
             server.put(*FUNCTION, pack((func, tuple(args), dict(kwargs or {})), secret))
             command = [
                 executable or sys.executable,
@@ -155,7 +158,6 @@ def run(
                 net.address,
                 str(server.port),
             ]
-            environment = dict(os.environ if env is None else env)
             plan = LaunchPlan(
                 hosts=where,
                 command=command,
@@ -172,8 +174,6 @@ def run(
                 outcome = run_elastic(plan, elastic, net, server)
                 code, count = outcome.code, outcome.num_ranks
             elif use_mpi:
-                from dad.runner.mpi import launch_with_mpirun
-
                 code = launch_with_mpirun(plan, mpi_args, server=server)
             else:
                 code = launch(plan, server)

@@ -8,6 +8,9 @@ rank say on stderr what all ranks are doing (dad/observe/inspect.py), any other 
 end of the input means that the launcher or the connection to it is gone, and so does `silence_seconds`
 without a byte (0: wait for ever).
 
+With "secret": TEXT (base64) the secret of the job is kept in memory that only this user can open, and the
+environment of the rank says where: DAD_SECRET_FD is our process and the descriptor, which the rank inherits.
+
 The command's output goes to our own stdout and stderr, untouched. We exit with the command's
 code, or 128 + N if signal N killed it, as shells do. ssh exits with 255 when a connection breaks, so on
 another host a command that does so is followed by a line that says so.
@@ -22,6 +25,7 @@ On other hosts this file's text is run with `python -c`, so it needs nothing but
 """
 
 import array
+import base64
 import contextlib
 import ctypes
 import errno
@@ -33,8 +37,11 @@ import signal
 import socket
 import struct
 import sys
+import tempfile
 import time
 
+SECRET_VARIABLE = "DAD_SECRET_FD"
+SECRET_MARK = b"dad secret 1\n"
 # The variables from which each library takes its number of threads.
 THREAD_VARIABLES = {
     "torch": ("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
@@ -81,6 +88,7 @@ class Child:
 
     def start(self, spec):
         parent = os.getpid()
+        place = keep_secret(spec.get("secret", ""))
         pid = os.fork()
         if pid:
             # Both sides do it: whoever is first, the group exists before it is signalled.
@@ -88,6 +96,9 @@ class Child:
                 os.setpgid(pid, pid)
             return pid
         environment = spec.get("env") or dict(os.environ)
+        environment.pop(SECRET_VARIABLE, None)  # that of a job around this one
+        if place:
+            environment[SECRET_VARIABLE] = place
         try:
             share_cores(environment, usable_cores())
             os.setpgid(0, 0)
@@ -335,6 +346,23 @@ def share_cores(environment, cores):
             environment.update(dict.fromkeys(names if wish else names[:1], str(threads)))
             chosen.append(who)
     environment["DAD_CORE_SHARE"] = json.dumps({"threads": threads, "for": chosen})
+
+
+# ---- the secret of the job
+
+
+def keep_secret(text):
+    """PROCESS:DESCRIPTOR of memory that has it, open in this process and inherited; "" if there is none."""
+    if not text:
+        return ""
+    try:
+        descriptor = os.memfd_create("dad_secret", 0)
+    except (AttributeError, OSError):
+        with tempfile.TemporaryFile() as file:  # has no name, and is ours alone
+            descriptor = os.dup(file.fileno())
+    os.write(descriptor, SECRET_MARK + base64.b64decode(text))
+    os.set_inheritable(descriptor, True)
+    return f"{os.getpid()}:{descriptor}"
 
 
 # ---- orders

@@ -109,7 +109,8 @@ def _rendezvous() -> Iterator[Finding]:
     with RendezvousServer("", token=token) as server:  # on all addresses, to try each
         addresses = dict.fromkeys(["127.0.0.1", *network.interface_addresses().values()])
         for address in addresses:
-            if not KeyValueClient(f"http://{address}:{server.port}", request_timeout=5.0).is_server_of(token):
+            client = KeyValueClient(f"http://{address}:{server.port}", request_timeout=5.0, key=b"")
+            if not client.is_server_of(token):
                 cure = (
                     "does a firewall or a proxy (http_proxy) stand between? Choose with --network-interfaces"
                 )

@@ -6,11 +6,11 @@ import contextlib
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
-from dad.runner import network, remote
+from dad.runner import network, remote, secret
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, Slot, assign_ranks
 from dad.runner.job import Job
@@ -83,9 +83,9 @@ def launch(plan: LaunchPlan, server: RendezvousServer | None = None) -> int:
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
-    with serving(server, net) as port:
+    with serving(server, net, plan) as ours:
         tracebacks = TracebackFolder()
-        return Job(_start_all(plan, slots, net, port, tracebacks), tracebacks=tracebacks).run()
+        return Job(_start_all(plan, slots, net, ours, tracebacks), tracebacks=tracebacks).run()
 
 
 def working_directory() -> str:
@@ -96,24 +96,38 @@ def working_directory() -> str:
 
 
 @contextlib.contextmanager
-def serving(server: RendezvousServer | None, net: Network) -> Iterator[int]:
-    """The port of the given server, or of one that is there as long as the context."""
+def serving(
+    server: RendezvousServer | None, net: Network, plan: LaunchPlan, is_open: bool = False
+) -> Iterator[RendezvousServer]:
+    """The given server, or one that is there as long as the context."""
     if server is not None:
-        yield server.port
+        yield server
         return
-    with start_server(net) as own:
-        yield own.port
+    with start_server(net, {**plan.environment, **plan.variables}, is_open) as own:
+        yield own
 
 
-def start_server(net: Network) -> RendezvousServer:
-    """Only on the address that the ranks use."""
+def start_server(net: Network, environment: Mapping[str, str], is_open: bool = False) -> RendezvousServer:
+    """Only on the address that the ranks use; with the secret of the job, unless it is to be open."""
+    port = _port(environment)
     try:
-        return RendezvousServer(net.address)
+        return RendezvousServer(net.address, port, secret=b"" if is_open else secret.of_launcher(environment))
+    except secret.SecretError as error:
+        raise LaunchError(str(error)) from error
     except OSError as error:
+        cure = "name another interface with --network-interfaces"
+        if port:
+            cure = f"DAD_PORT={port} may be taken by another job"
         raise LaunchError(
-            f"cannot listen on {net.address}, where the ranks would look for us: {error.strerror}; "
-            "name another interface with --network-interfaces"
+            f"cannot listen on {net.address}, where the ranks would look for us: {error.strerror}; {cure}"
         ) from error
+
+
+def _port(environment: Mapping[str, str]) -> int:
+    text = environment.get("DAD_PORT") or "0"
+    if not text.isdecimal() or int(text) > 65535:
+        raise LaunchError(f"DAD_PORT={text}: expected a port, or 0")
+    return int(text)
 
 
 def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
@@ -157,14 +171,16 @@ def interface_variables(net: Network, environment: dict[str, str], given: bool) 
 
 
 def _start_all(
-    plan: LaunchPlan, slots: list[Slot], net: Network, port: int, tracebacks: TracebackFolder
+    plan: LaunchPlan, slots: list[Slot], net: Network, server: RendezvousServer, tracebacks: TracebackFolder
 ) -> list[RankProcess]:
     base = base_environment(plan, net)
+    server.job = base["DAD_JOB_ID"]
     started: list[RankProcess] = []
     try:
         for slot in slots:
-            environment = {**base, **worker_variables(slot, net, port)}
-            started.append(start_rank(plan, slot, environment, slot.host in net.remote_hosts, tracebacks))
+            environment = {**base, **worker_variables(slot, net, server.port)}
+            is_remote = slot.host in net.remote_hosts
+            started.append(start_rank(plan, slot, environment, is_remote, tracebacks, secret=server.secret))
     except BaseException:
         for rank in started:
             if rank.process.stdin is not None:

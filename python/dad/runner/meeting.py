@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
-from dad.runner import network
+from dad.runner import network, secret
 from dad.runner.child import share_of_cores, usable_cores
 from dad.runner.kv import POLL_SECONDS, KeyValueClient
 from dad.runner.output import ranges
@@ -67,6 +67,8 @@ def meet(world: World) -> World:
     deadline = time.monotonic() + world.start_timeout
     try:
         return _name_job(_meet(world, deadline), deadline)
+    except secret.SecretError as error:
+        raise WorldError(str(error)) from error
     except (TimeoutError, OSError, http.client.HTTPException) as error:
         raise WorldError(
             f"rank {world.rank} of {world.size} ({world.launcher}) did not meet the others within "
@@ -107,7 +109,9 @@ def _serve(host: str, ports: tuple[int, ...], token: str) -> RendezvousServer:
     """On this address, "" for all, and the first of these ports that is free."""
     for port in ports:
         try:
-            server = RendezvousServer(host, port, token)
+            server = RendezvousServer(
+                host, port, token, secret.of_rank(os.environ), os.environ.get("DAD_JOB_ID", "")
+            )
         except OSError:
             continue
         _servers.append(server)
@@ -139,10 +143,16 @@ def _meet_at_ports(world: World, deadline: float) -> World:
         # Our own server is asked where it listens: the name may stand for a proxy.
         seats = KeyValueClient(f"http://{server.host}:{server.port}")
         return _take_seats(replace(world, rendezvous=url), seats, deadline)
+    foreign: list[str] = []
     while True:
-        url = _until(
-            deadline, lambda: _probe(meeting, world.rank), f"{meeting.host}, ports {list(meeting.ports)}"
-        )
+        try:
+            url = _until(
+                deadline,
+                lambda: _probe(meeting, world.rank, foreign),
+                f"{meeting.host}, ports {list(meeting.ports)}",
+            )
+        except TimeoutError as error:
+            raise TimeoutError("; ".join([str(error), *foreign[-1:]])) from error
         try:
             return _take_seats(replace(world, rendezvous=url), KeyValueClient(url), deadline)
         except (OSError, http.client.HTTPException) as error:
@@ -151,14 +161,19 @@ def _meet_at_ports(world: World, deadline: float) -> World:
                 raise
 
 
-def _probe(meeting: Meeting, rank: int) -> str | None:
-    """The address of our job's server. One in which our seat is taken is that of an earlier run."""
+def _probe(meeting: Meeting, rank: int, foreign: list[str]) -> str | None:
+    """The address of our job's server. One in which our seat is taken is that of an earlier run.
+
+    Servers that do not know our secret are noted in `foreign`.
+    """
     for port in meeting.ports:
         client = KeyValueClient(f"http://{meeting.host}:{port}", request_timeout=2.0)
         if client.is_server_of(meeting.token):
             with contextlib.suppress(OSError, http.client.HTTPException):
                 if client.get(_SEATS, str(rank)) is None:
                     return client.url
+        if client.foreign:
+            foreign.append(client.foreign)
     return None
 
 

@@ -8,9 +8,10 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dad.runner import network, remote
+from dad.runner import network, remote, secret
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Slot, assign_ranks
 from dad.runner.job import Job
@@ -59,8 +60,10 @@ def launch_with_mpirun(
     slots = assign_ranks(plan.hosts, plan.num_proc)
     net = plan_network([slot.host for slot in slots], plan.interfaces)
     check_hosts(net.remote_hosts, plan.ssh, plan.start_timeout)
-    with serving(server, net) as port:
-        environment = mpi_environment(plan, net, port)
+    is_open = not has_secret(net, {**plan.environment, **plan.variables})
+    with serving(server, net, plan, is_open) as ours:
+        environment = mpi_environment(plan, net, ours.port)
+        ours.job = environment["DAD_JOB_ID"]
         job = MpiJob(mpirun, plan, slots, net, environment, mpi_args, binding_args)
         command = openmpi_command(job) if kind == "openmpi" else mpich_command(job)
         if plan.verbose:
@@ -69,11 +72,18 @@ def launch_with_mpirun(
             label="mpirun",
             host="localhost",
             remote=False,
-            process=remote.start_local(command, environment, working_directory()),
+            process=remote.start_local(
+                command, environment, working_directory(), secret=b"" if net.remote_hosts else ours.secret
+            ),
             stdout=RankStream(0, "stdout", bytes_of(sys.stdout), prefix=False),
             stderr=RankStream(0, "stderr", bytes_of(sys.stderr), prefix=False),
         )
         return Job([process]).run()
+
+
+def has_secret(net: Network, environment: Mapping[str, str]) -> bool:
+    """mpirun hands nothing to other hosts that others there could not see; a file may be there already."""
+    return not net.remote_hosts or secret.FILE_VARIABLE in environment
 
 
 def detect_kind(mpirun: str) -> str:

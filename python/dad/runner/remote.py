@@ -6,6 +6,7 @@ environment never shows in a list of processes, and no value of it needs quoting
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import os
@@ -26,7 +27,9 @@ SILENCE_SECONDS = 300.0
 SIGN_OF_LIFE_SECONDS = 20.0
 
 # They describe this host or this shell, not the job.
-_NOT_EXPORTED = re.compile(r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY|SSH_.*")
+_NOT_EXPORTED = re.compile(
+    r"BASH_FUNC_.*|OLDPWD|.*CUDA_VISIBLE_DEVICES|_HOROVOD_SECRET_KEY|DAD_SECRET_FD|SSH_.*"
+)
 
 
 def exportable(environment: dict[str, str]) -> dict[str, str]:
@@ -35,11 +38,11 @@ def exportable(environment: dict[str, str]) -> dict[str, str]:
 
 
 def start_local(
-    command: list[str], environment: dict[str, str], cwd: str, **more: Any
+    command: list[str], environment: dict[str, str], cwd: str, *, secret: bytes = b"", **more: Any
 ) -> subprocess.Popen[bytes]:
-    """`more`: what child.py is told beside that."""
+    """`secret`: of the job; `more`: what else child.py is told."""
     argv = [sys.executable, "-I", "-S", str(CHILD)]
-    return _start(argv, command, environment, cwd, silence_seconds=0, **more)
+    return _start(argv, command, environment, cwd, silence_seconds=0, secret=secret, **more)
 
 
 def start_remote(
@@ -49,10 +52,12 @@ def start_remote(
     environment: dict[str, str],
     cwd: str,
     silence_seconds: float = SILENCE_SECONDS,
+    *,
+    secret: bytes = b"",
     **more: Any,
 ) -> subprocess.Popen[bytes]:
     argv = [*ssh.command(host), remote_shell_command()]
-    return _start(argv, command, exportable(environment), cwd, silence_seconds, **more)
+    return _start(argv, command, exportable(environment), cwd, silence_seconds, secret, **more)
 
 
 def run_remote(
@@ -91,6 +96,7 @@ def _start(
     environment: dict[str, str],
     cwd: str,
     silence_seconds: float,
+    secret: bytes,
     **more: Any,
 ) -> subprocess.Popen[bytes]:
     spec = {
@@ -99,6 +105,7 @@ def _start(
         "cwd": cwd,
         "silence_seconds": silence_seconds,
         "grace_seconds": GRACE_SECONDS,
+        "secret": base64.b64encode(secret).decode(),
         **more,
     }
     text = json.dumps(spec).encode()

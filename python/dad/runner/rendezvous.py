@@ -6,11 +6,13 @@ plain HTTP/1.0, `GET`, `PUT` and `DELETE` of `/<scope>/<key>`, values are raw by
 
 Every server holds its job's token under `/dad/hello`. A client that only knows candidate
 ports asks for it and so tells our server from anything else that may listen there.
+
+Where the job has a secret, everything is signed with it (secret.py), and strangers get 403.
 """
 
 from __future__ import annotations
 
-import http.server
+import hashlib
 import os
 import select
 import socket
@@ -18,92 +20,16 @@ import threading
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+
+from dad.runner.http_front import Front, Request
+from dad.runner.secret import store_key
 
 HELLO_SCOPE = "dad"
 HELLO_KEY = "hello"
 SEATS_SCOPE = "dad_seats"  # where every rank says that it has come
 # Scopes that a new round of an elastic job leaves as they are: they belong to the job, not to the round.
 _LASTING = frozenset({HELLO_SCOPE, "dad_elastic", "runfunc"})
-# A client that connects and says nothing must not hold a thread for ever.
-REQUEST_TIMEOUT_SECONDS = 10.0
 MAX_VALUE_BYTES = 1 << 30
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
-    timeout = REQUEST_TIMEOUT_SECONDS
-
-    def do_GET(self) -> None:
-        place = self._place()
-        if place is None:
-            return
-        special = self.server.special.get(place[0])
-        value = special.get(place[1], self._is_there) if special else self.server.get(*place)
-        if value is None:
-            self._answer(410 if self.server.is_abandoned(place[0]) else 404)
-        else:
-            self._answer(200, value)
-
-    def do_PUT(self) -> None:
-        place = self._place()
-        if place is None:
-            return
-        try:
-            length = int(self.headers.get("Content-Length", ""))
-        except ValueError:
-            length = -1
-        if not 0 <= length <= MAX_VALUE_BYTES:
-            self._answer(400)
-            return
-        try:
-            value = self.rfile.read(length)
-        except TimeoutError:
-            value = b""
-        if len(value) < length:
-            self._answer(408)
-            return
-        special = self.server.special.get(place[0])
-        if special is None:
-            self.server.put(*place, value)
-        elif not special.put(place[1], value):
-            self._answer(400)
-            return
-        if place[0] == SEATS_SCOPE:
-            self.server.used.add(self.connection.getsockname()[0])
-        self._answer(200)
-
-    def do_DELETE(self) -> None:
-        place = self._place()
-        if place is None:
-            return
-        self.server.delete(*place)
-        self._answer(200)
-
-    def log_message(self, *_args: object) -> None:
-        """A request per rank and key is not news."""
-
-    def _is_there(self) -> bool:
-        """Whether the client still waits for an answer."""
-        poll = select.poll()
-        try:
-            poll.register(self.connection, select.POLLIN)
-            return not poll.poll(0) or self.connection.recv(1, socket.MSG_PEEK) != b""
-        except (OSError, ValueError):
-            return False
-
-    def _place(self) -> tuple[str, str] | None:
-        parts = self.path.split("/")
-        if len(parts) != 3 or parts[0] or not parts[1] or not parts[2]:
-            self._answer(400)
-            return None
-        return parts[1], parts[2]
-
-    def _answer(self, status: int, body: bytes = b"") -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
 
 
 @dataclass(frozen=True)
@@ -114,33 +40,61 @@ class _Special:
     put: Callable[[str, bytes], bool]
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
-    # All ranks of a big job connect in the same moment.
-    request_queue_size = 1024
+class _Store:
+    """The values, and what answers requests for them. Any thread."""
 
-    def __init__(self, address: tuple[str, int]) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._scopes: dict[str, dict[str, bytes]] = {}
         self._abandoned = False
         self.special: dict[str, _Special] = {}
         self.used: set[str] = set()  # of our addresses, by ranks
         self.kept_to: frozenset[str] | None = None
-        super().__init__(address, _Handler)
 
-    def server_bind(self) -> None:
-        # HTTPServer.server_bind would look up our own name in DNS, which can take seconds.
-        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        self.socket.bind(self.server_address)
-        self.server_address = self.socket.getsockname()
-        self.server_name, self.server_port = self.socket.getsockname()[:2]
+    def lets_in(self, connection: socket.socket) -> bool:
+        return self.kept_to is None or connection.getsockname()[0] in self.kept_to
 
-    def verify_request(self, request: Any, _client: object) -> bool:
-        """False closes the connection without an answer."""
-        return self.kept_to is None or request.getsockname()[0] in self.kept_to
+    def serve(self, request: Request) -> None:
+        scope, _, key = request.path.removeprefix("/").partition("/")
+        if not request.path.startswith("/") or not scope or not key or "/" in key:
+            request.answer(400)
+        elif request.verb == "GET":
+            self._serve_get(request, scope, key)
+        elif request.verb == "PUT":
+            request.answer(self._take_put(request, scope, key))
+        elif request.verb == "DELETE":
+            self.delete(scope, key)
+            request.answer(200)
+        else:
+            request.answer(501)
 
-    def handle_error(self, _request: object, _client: object) -> None:
-        """A client that hangs up in the middle of a request is that client's business."""
+    def _serve_get(self, request: Request, scope: str, key: str) -> None:
+        special = self.special.get(scope)
+        if special is not None:
+            value = special.get(key, lambda: _is_there(request.connection))
+        else:
+            value = self.get(scope, key)
+        if value is None:
+            request.answer(410 if self.is_abandoned(scope) else 404)
+        else:
+            request.answer(200, value)
+
+    def _take_put(self, request: Request, scope: str, key: str) -> int:
+        if not 0 <= request.length <= MAX_VALUE_BYTES:
+            return 400
+        value = request.read_body()
+        if value is None:
+            return 408
+        if request.signature and hashlib.sha256(value).hexdigest() != request.digest:
+            return 403  # somebody has changed it on its way
+        special = self.special.get(scope)
+        if special is None:
+            self.put(scope, key, value)
+        elif not special.put(key, value):
+            return 400
+        if scope == SEATS_SCOPE:
+            self.used.add(request.connection.getsockname()[0])
+        return 200
 
     def get(self, scope: str, key: str) -> bytes | None:
         with self._lock:
@@ -171,49 +125,81 @@ class _Server(http.server.ThreadingHTTPServer):
                 del self._scopes[scope]
 
 
+def _is_there(connection: socket.socket) -> bool:
+    """Whether the client still waits for an answer."""
+    poll = select.poll()
+    try:
+        poll.register(connection, select.POLLIN)
+        return not poll.poll(0) or connection.recv(1, socket.MSG_PEEK) != b""
+    except (OSError, ValueError):
+        return False
+
+
+def _listener(host: str, port: int) -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind((host, port))
+        # All ranks of a big job connect in the same moment.
+        made.listen(1024)
+    except OSError:
+        made.close()
+        raise
+    return made
+
+
 class RendezvousServer:
     """A key-value server on a thread of its own.
 
-    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. Raises OSError
-    if the port is taken.
+    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. With a `secret`
+    only requests of the job `job`, which is known before its ranks start, are answered (secret.py). Raises
+    OSError if the port is taken.
     """
 
-    def __init__(self, host: str, port: int = 0, token: str = "") -> None:
-        self._server = _Server((host, port))
-        self._server.put(HELLO_SCOPE, HELLO_KEY, token.encode())
+    def __init__(self, host: str, port: int = 0, token: str = "", secret: bytes = b"", job: str = "") -> None:
+        self.secret = secret
+        self.job = job
+        self._store = _Store()
+        self._store.put(HELLO_SCOPE, HELLO_KEY, token.encode())
+        self._socket = _listener(host, port)
+        self._address: tuple[str, int] = self._socket.getsockname()
+        self._front = Front(self._socket, self._store.serve, self._store.lets_in, self._key)
         self._pid = os.getpid()
-        self._thread = threading.Thread(
-            target=self._server.serve_forever,
-            kwargs={"poll_interval": None},  # sleeps until somebody connects
-            name="dad-rendezvous",
-            daemon=True,
-        )
+        self._thread = threading.Thread(target=self._front.run, name="dad-rendezvous", daemon=True)
         self._thread.start()
         _living.add(self)
+
+    def _key(self) -> bytes:
+        return store_key(self.secret, self.job)
+
+    @property
+    def num_refused(self) -> int:
+        """Requests that were none, or not of this job."""
+        return self._front.num_refused
 
     @property
     def host(self) -> str:
         """An address at which this process itself reaches the server."""
-        return "127.0.0.1" if self.serves_all_addresses else str(self._server.server_address[0])
+        return "127.0.0.1" if self.serves_all_addresses else self._address[0]
 
     @property
     def port(self) -> int:
-        return self._server.server_port
+        return self._address[1]
 
     @property
     def serves_all_addresses(self) -> bool:
-        return self._server.server_address[0] == "0.0.0.0"
+        return self._address[0] == "0.0.0.0"
 
     def keep_to_ranks(self, *addresses: str) -> None:
         """All ranks have taken their seats: from now on answers only who connects to one of the addresses
         that they have used, or to one of these."""
-        self._server.kept_to = frozenset(self._server.used | set(addresses))
+        self._store.kept_to = frozenset(self._store.used | set(addresses))
 
     def get(self, scope: str, key: str) -> bytes | None:
-        return self._server.get(scope, key)
+        return self._store.get(scope, key)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        self._server.put(scope, key, value)
+        self._store.put(scope, key, value)
 
     def serve(
         self,
@@ -226,24 +212,23 @@ class RendezvousServer:
         get(key, is_there) returns the value or None, and may block; is_there() tells whether the client still
         waits. put(key, value) returns whether the value was accepted.
         """
-        self._server.special[scope] = _Special(get, put)
+        self._store.special[scope] = _Special(get, put)
 
     def begin_round(self) -> None:
         """Forgets what the ranks have left here to find each other."""
-        self._server.clear(_LASTING)
+        self._store.clear(_LASTING)
 
     def abandon_round(self) -> None:
         """Until the next begin_round(): who asks for what is not there learns that it will not come (410)."""
-        self._server.abandon()
+        self._store.abandon()
 
     def stop(self) -> None:
         """Stops answering, frees the port, joins the thread. Does nothing in a forked child."""
         if os.getpid() != self._pid or not self._thread.is_alive():
             return
-        self._server.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which looks for the order then
-        self._server.shutdown()
-        self._server.server_close()
+        self._front.stop()
         self._thread.join()
+        self._front.close()
 
     def __enter__(self) -> RendezvousServer:
         return self
@@ -254,7 +239,7 @@ class RendezvousServer:
     def _forget_in_child(self) -> None:
         # The child has no server thread. Its copy of the listening socket would keep the port
         # open after the parent's death, and clients would hang instead of being refused.
-        self._server.socket.close()
+        self._front.close()
 
 
 _living: weakref.WeakSet[RendezvousServer] = weakref.WeakSet()

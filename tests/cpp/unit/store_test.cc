@@ -96,6 +96,17 @@ TEST(HttpStoreTest, TriesAgainAfterAnError) {
   EXPECT_EQ(got.value(), "value");
 }
 
+// Its other half, a server that knows the key, is in Python; every job under dadrun tries the two.
+TEST(HttpStoreTest, WithAKeyAnAnswerThatIsNotSignedIsAnError) {
+  KeyValueServer server;
+  auto store = OpenStore("http://127.0.0.1:" + std::to_string(server.port()), "job", "the key");
+  ASSERT_TRUE(store.ok());
+  const Status set = store.value()->Set("key", "value");
+  EXPECT_EQ(set.code(), StatusCode::kInvalidArgument) << set.ToString();
+  EXPECT_NE(set.message().find("not signed"), std::string::npos) << set.message();
+  EXPECT_FALSE(store.value()->Get("key", milliseconds(1000)).ok());
+}
+
 TEST(HttpStoreTest, NobodyThereIsUnavailable) {
   int port;
   {

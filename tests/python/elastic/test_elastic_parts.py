@@ -1,8 +1,10 @@
 """Parts of elastic launches: the discovery script, the endpoints, the client of the notification service."""
 
 import base64
+import contextlib
 import hmac
 import http.client
+import os
 import pickle
 import socket
 import socketserver
@@ -12,10 +14,12 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from hashlib import sha256
 
 import pytest
 
+from dad.elastic import notification
 from dad.runner.elastic import notify
 from dad.runner.elastic.discovery import DiscoveryError, NotRunnableError, Script, Watcher
 from dad.runner.elastic.endpoints import REMOVED, Endpoints
@@ -23,6 +27,7 @@ from dad.runner.elastic.placement import Seat
 from dad.runner.hosts import Host
 from dad.runner.kv import KeyValueClient, RoundOverError
 from dad.runner.rendezvous import RendezvousServer
+from dad.runner.secret import notification_key
 
 # ---- discovery
 
@@ -212,3 +217,71 @@ def test_address_that_is_no_address_is_refused():
             notify.parse_address(value)
     with pytest.raises(ValueError, match="has no place here"):
         notify.parse_address(base64.b64encode(pickle.dumps(Evil())))
+
+
+# ---- notification, where the job has a secret
+
+
+@pytest.fixture
+def private_service(tmp_path, monkeypatch):
+    """The service of a worker of dadrun, and what the launcher knows of it."""
+    file = tmp_path / "secret"
+    file.write_bytes(b"the secret of a job")
+    file.chmod(0o600)
+    registered = []
+    with RendezvousServer("127.0.0.1", secret=b"the secret of a job", job="job") as server:
+        Endpoints(server, lambda _seat: None, lambda _seat, address: registered.append(address))
+        for name, value in {
+            "DAD_SECRET_FILE": str(file),
+            "DAD_JOB_ID": "job",
+            "DAD_ELASTIC": "1",
+            "DAD_RENDEZVOUS": url(server),
+            "DAD_GLOO_IFACE": "lo",
+        }.items():
+            monkeypatch.setenv(name, value)
+        for name in ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "DAD_SECRET_FD"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setattr(notification, "own_slot", lambda _environ: "a:0")
+        manager = notification.WorkerNotificationManager()
+        manager.init()
+        yield manager, registered[0]
+        manager._server.shutdown()
+        manager._server.server_close()
+
+
+def test_key_of_a_service_does_not_travel_and_its_launcher_is_heard(private_service):
+    manager, address = private_service
+    assert address.key == b""
+    key = notification_key(b"the secret of a job", "a:0")
+    known = replace(address, key=key, greets=True)
+    news = []
+
+    class Listener:
+        def on_hosts_updated(self, *what):
+            news.append(what)
+
+    manager.register_listener(Listener())
+    assert notify.ping(known, 5.0)
+    assert notify.tell_hosts_updated(known, 7, notify.ADDED, 5.0) and news == [(7, notify.ADDED)]
+    assert not notify.ping(replace(known, key=b"k" * 32), 5.0)
+    assert not notify.ping(replace(known, greets=False), 0.5)  # signed, but for no connection
+
+
+def test_strangers_at_a_service_give_way(private_service, caplog):
+    manager, address = private_service
+    known = replace(address, key=notification_key(b"the secret of a job", "a:0"), greets=True)
+    threads = threading.active_count()
+    idle = [socket.create_connection(address.addresses[0]) for _ in range(100)]
+    for connection in idle[::2]:
+        with contextlib.suppress(OSError):
+            connection.sendall(os.urandom(64))
+    assert notify.ping(known, 10.0)
+    assert threading.active_count() <= threads + notification._MOST_CONNECTIONS + 2
+    for connection in idle:
+        connection.close()
+    deadline = time.monotonic() + 10
+    while threading.active_count() > threads:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert manager._server.num_refused >= 50
+    assert sum("refuses a request from" in record.getMessage() for record in caplog.records) == 1

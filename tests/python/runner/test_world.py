@@ -26,7 +26,7 @@ SHOW_WORLD = """
 import json, os, time
 from dad.world import open_world
 open_world()
-os.write(1, (json.dumps(open_world()) + "\\n").encode())  # in one piece: ranks share the pipe
+os.write(1, (json.dumps(open_world(), default=bytes.decode) + "\\n").encode())  # in one piece: ranks share the pipe
 time.sleep(0.5)  # as in a job, where init() ends on all ranks together
 """
 FAMILY = {

@@ -36,6 +36,7 @@ from dad.runner.launch import (
 from dad.runner.output import RankStream
 from dad.runner.processes import KILL, ProcessPool, RankProcess
 from dad.runner.rendezvous import RendezvousServer
+from dad.runner.secret import notification_key
 from dad.runner.tracebacks import TracebackFolder
 from dad.runner.verdict import advice, how_it_ended, last_lines, lost_peer
 
@@ -68,7 +69,7 @@ def launch_elastic(plan: LaunchPlan, elastic: ElasticPlan) -> Outcome:
     """Runs the job to its end. Raises LaunchError if it cannot begin."""
     working_directory()
     hosts, net = plan_elastic_network(plan.hosts, elastic, plan.interfaces)
-    with start_server(net) as server:
+    with start_server(net, {**plan.environment, **plan.variables}) as server:
         return run_elastic(replace(plan, hosts=hosts), elastic, net, server)
 
 
@@ -148,6 +149,7 @@ class _Launch:
         self._pool = ProcessPool(tracebacks=TracebackFolder())
         self._driver = Driver(elastic.settings, self)
         self._base = base_environment(plan, net)
+        server.job = self._base["DAD_JOB_ID"]
         self._base |= {"HOROVOD_ELASTIC": "1", "DAD_ELASTIC": "1"}
         self._base.setdefault("HOROVOD_ELASTIC_TIMEOUT", f"{elastic.settings.elastic_timeout:g}")
         self._endpoints = Endpoints(server, self._asked, self._registered)
@@ -223,6 +225,11 @@ class _Launch:
         self._post(lambda now: self._driver.asked(seat, now))
 
     def _registered(self, seat: Seat, address: WorkerAddress) -> None:
+        if not address.key:  # it has the one that is made of the job's secret
+            if not self._server.secret:
+                return
+            address = replace(address, key=notification_key(self._server.secret, str(seat)), greets=True)
+
         def note(now: float) -> None:
             if seat not in self._processes:
                 return
@@ -293,6 +300,7 @@ class _Launch:
             is_again=self._starts[seat] > 0,
             silence_seconds=SILENCE_SECONDS,
             nursery=self._nurseries.get(place.host, ""),
+            secret=self._server.secret,
         )
         self._starts[seat] += 1
         self._processes[seat], self._seats[rank] = rank, seat

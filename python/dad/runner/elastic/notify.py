@@ -17,6 +17,8 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from dad.runner import greeting
+
 # Of Horovod's HostUpdateResult; both together mean both.
 REMOVED = 1
 ADDED = 2
@@ -30,10 +32,15 @@ _LENGTH = struct.Struct("i")
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where the service of a worker listens, and the key that it has made."""
+    """Where the service of a worker listens, and the key that it has made, if it has.
+
+    greets: it is a worker of ours that knows the job's secret. Connections then begin with a greeting, and
+    the key is that of its slot.
+    """
 
     addresses: tuple[tuple[str, int], ...]
     key: bytes
+    greets: bool = False
 
 
 def parse_address(body: bytes) -> WorkerAddress:
@@ -67,11 +74,16 @@ def _ask(worker: WorkerAddress, body: bytes, timeout: float) -> str | None:
     """The name of the class that came back; None if no address gave an answer that is signed."""
     for address in worker.addresses:
         try:
-            with socket.create_connection(address, timeout=timeout) as connection:
-                digest = hmac.new(worker.key, body, hashlib.sha256).digest()
+            with (
+                socket.create_connection(address, timeout=timeout) as connection,
+                connection.makefile("rb") as reader,
+            ):
+                key = worker.key
+                if worker.greets:
+                    key = greeting.as_launcher(reader.read, connection.sendall, key)
+                digest = hmac.new(key, body, hashlib.sha256).digest()
                 connection.sendall(digest + _LENGTH.pack(len(body)) + body)
-                with connection.makefile("rb") as reader:
-                    return _read_reply(reader, worker.key)
+                return _read_reply(reader, key)
         except (OSError, ValueError):
             continue
     return None

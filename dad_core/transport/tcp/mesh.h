@@ -1,0 +1,98 @@
+// Connects this rank to all others. gloo's rendezvous hands out the addresses; the sockets are
+// ours: every rank has one port, on the interface that the ranks use, as long as they connect. The
+// rank with the higher number connects, and both prove that they belong to this job
+// (wire/handshake.h). Whoever else comes to the port is refused, counted and named, and holds
+// nobody up.
+#pragma once
+
+#include <gloo/transport/device.h>
+
+#include <chrono>
+#include <list>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dad/status.h"
+#include "transport/tcp/strangers.h"
+#include "wire/handshake.h"
+
+namespace dad::tcp {
+
+// A socket that is closed with it.
+class OwnedSocket {
+ public:
+  explicit OwnedSocket(int fd = -1) : fd_(fd) {}
+  ~OwnedSocket();
+  OwnedSocket(OwnedSocket&& other) noexcept : fd_(other.Release()) {}
+  OwnedSocket& operator=(OwnedSocket&& other) noexcept;
+  int fd() const { return fd_; }
+  int Release();
+
+ private:
+  int fd_;
+};
+
+class Mesh {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // What all connections of this rank have in common; listening_rank and listener are ours.
+  Mesh(HandshakeTerms terms, Clock::time_point deadline);
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+  Mesh& operator=(const Mesh&) = delete;
+
+  // On a numeric address. Port 0: any free one.
+  Status Listen(const std::string& address, int port);
+
+  // Gives gloo's rendezvous our address and takes those of the others. Lives no longer than this.
+  std::shared_ptr<::gloo::transport::Device> MakeDevice();
+
+  // When all addresses are known. Connected sockets by rank, -1 at this one, for the caller to
+  // close; or which rank did not come, and why.
+  Result<std::vector<int>> Connect();
+
+  // Of fixed length, as gloo wants it.
+  std::vector<char> OwnAddress() const;
+  void SetAddress(int peer, const std::vector<char>& address);
+
+ private:
+  // A connection on its way.
+  struct Attempt {
+    OwnedSocket socket;
+    Handshake handshake;
+    Clock::time_point give_up_at;
+    int peer = -1;  // -1: somebody who came to us
+    bool connecting = false;
+    std::string received;
+    std::string unsent;
+  };
+  struct Peer {
+    std::string address;  // as SetAddress got it
+    OwnedSocket socket;   // when it has been accepted by both sides
+    Clock::time_point dial_at{};
+    bool dialing = false;
+    std::string last_error;
+  };
+
+  Status Dial(int peer);
+  void Accept();
+  // Moves an attempt on. False: it is over, and has been noted.
+  Result<bool> Advance(Attempt& attempt, short events);
+  Result<bool> Fail(Attempt& attempt, const Status& why, bool is_final);
+  Status CheckConnected(int peer, short events);
+  bool IsComplete() const;
+  Status Missing() const;
+  std::string Name(int peer) const;
+
+  const HandshakeTerms terms_;
+  const Clock::time_point deadline_;
+  OwnedSocket listener_;
+  std::vector<Peer> peers_;
+  std::list<Attempt> attempts_;  // the oldest first
+  size_t num_strangers_ = 0;     // of the attempts: came to us, and have proven nothing yet
+  Strangers strangers_;
+};
+
+}  // namespace dad::tcp

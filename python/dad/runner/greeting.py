@@ -1,0 +1,50 @@
+"""How the launcher of an elastic job and the notification service of a worker prove to each other that they
+know the job's secret, before either reads anything else.
+
+The service sends a nonce; the launcher a nonce and a proof; the service a proof. A proof is HMAC-SHA256 over
+both nonces by the key of the worker's slot (secret.notification_key), and so is the key that signs what
+follows: what was recorded on one connection is worth nothing on another.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+
+NONCE_BYTES = 32
+_LABEL = b"dad notification 1 "
+
+
+class GreetingError(ValueError):
+    """Who is at the other end does not know the secret of the job."""
+
+
+def as_service(read: Callable[[int], bytes], write: Callable[[bytes], object], key: bytes) -> bytes:
+    """The key of this connection. Raises GreetingError, and what read and write raise."""
+    mine = secrets.token_bytes(NONCE_BYTES)
+    write(mine)
+    nonces = mine + read(NONCE_BYTES)
+    _check(read(hashlib.sha256().digest_size), key, b"launcher", nonces)
+    write(_proof(key, b"service", nonces))
+    return _proof(key, b"messages", nonces)
+
+
+def as_launcher(read: Callable[[int], bytes], write: Callable[[bytes], object], key: bytes) -> bytes:
+    """The other side of as_service()."""
+    nonces = read(NONCE_BYTES)
+    mine = secrets.token_bytes(NONCE_BYTES)
+    nonces += mine
+    write(mine + _proof(key, b"launcher", nonces))
+    _check(read(hashlib.sha256().digest_size), key, b"service", nonces)
+    return _proof(key, b"messages", nonces)
+
+
+def _proof(key: bytes, who: bytes, nonces: bytes) -> bytes:
+    return hmac.new(key, _LABEL + who + nonces, hashlib.sha256).digest()
+
+
+def _check(proof: bytes, key: bytes, who: bytes, nonces: bytes) -> None:
+    if not hmac.compare_digest(proof, _proof(key, who, nonces)):
+        raise GreetingError("it does not prove that it knows the secret of this job")
