@@ -41,7 +41,7 @@ socklen_t LengthOf(const sockaddr_storage& address) {
   return address.ss_family == AF_INET6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in);
 }
 
-sockaddr_storage AddressIn(const std::string& bytes) {
+sockaddr_storage DecodeAddress(const std::string& bytes) {
   sockaddr_storage address{};
   std::memcpy(&address, bytes.data(), std::min(bytes.size(), sizeof address));
   return address;
@@ -267,7 +267,7 @@ Result<std::vector<int>> Mesh::Connect() {
 // would take the place of OwnedSocket, and its channel binding would become one of the terms.
 Status Mesh::Dial(int peer) {
   Peer& there = peers_[static_cast<size_t>(peer)];
-  const sockaddr_storage to = AddressIn(there.address);
+  const sockaddr_storage to = DecodeAddress(there.address);
   OwnedSocket made(socket(to.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (made.fd() < 0) return SystemError("socket", errno);
   const bool at_once =
@@ -395,7 +395,7 @@ Status Mesh::Missing() const {
 
 std::string Mesh::Name(int peer) const {
   return "rank " + std::to_string(peer) + " at " +
-         Printed(AddressIn(peers_[static_cast<size_t>(peer)].address));
+         Printed(DecodeAddress(peers_[static_cast<size_t>(peer)].address));
 }
 
 }  // namespace dad::tcp
