@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dad import dry_run, report
 from dad import process_sets as _process_sets
-from dad import report
 from dad._lib import _core
 from dad.errors import DadInternalError
 from dad.observe import inspect, position
@@ -168,7 +168,8 @@ def rank() -> int:
 
 def size() -> int:
     """The number of ranks of the job."""
-    return _core.size()
+    assumed = dry_run.current()
+    return _core.size() if assumed is None or not _core.is_initialized() else assumed.size
 
 
 def local_rank() -> int:

@@ -43,6 +43,24 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="example: PYTHONPATH=$(dad overlay) horovodrun -np 2 python train.py",
     )
     overlay.set_defaults(run=_overlay)
+    plan = commands.add_parser(
+        "plan",
+        help="run a script for a few steps in one process: what would every method send and take?",
+        epilog="example: dad plan --size 8 --link 100mbit,25ms train.py --batch-size 64",
+    )
+    plan.add_argument("--size", type=int, default=8, metavar="N", help="ranks (default: %(default)s)")
+    plan.add_argument(
+        "--link",
+        default="100mbit",
+        metavar="RATE[,DELAY]",
+        help="what a rank can send, and the delay one way: 100mbit,25ms (default: %(default)s)",
+    )
+    plan.add_argument(
+        "--methods", nargs="+", default=[], metavar="METHOD", help="only these, such as rank_dad:rank=8"
+    )
+    plan.add_argument("--width", type=int, metavar="N", help="of the table (default: the terminal's)")
+    plan.add_argument("command", nargs=argparse.REMAINDER, help="the script, and its arguments")
+    plan.set_defaults(run=_plan)
     report = commands.add_parser(
         "report",
         help="make a page of what dadrun --report has written",
@@ -77,6 +95,18 @@ def _merge(args: argparse.Namespace) -> int:
         return 1
     print(f"{args.output}: {count} events of {len(args.inputs)} ranks")
     return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from dad.planning.script import plan_script
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    # After the script there may be our own options, too: it is told the rest.
+    try:
+        return plan_script(command, args.size, args.link, args.methods, args.width)
+    except ValueError as error:
+        print(f"dad: {error}", file=sys.stderr)
+        return 2
 
 
 def _report(args: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from dad import dry_run
 from dad.errors import MismatchError
 from dad.log import log
 from dad.methods.compression import Exact, Method
@@ -198,6 +199,8 @@ class Session(Generic[T]):
         failure = None
         try:
             mine = observe(held)
+            if (watching := dry_run.current()) is not None:
+                watching.saw(held, mine, multiply, lambda: self.steps)
         except Exception as error:  # the others wait for this rank, and are told
             failure = error
         seen = self._gather(held, mine, failure)
