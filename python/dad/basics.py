@@ -216,6 +216,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         train()
         hvd.stop_timeline()
     """
+    report.leave_timeline_to_user()
     path = Path(file_path)
     if path.exists() and not path.is_file():  # a pipe, say
         _core.start_timeline(str(path), mark_cycles)

@@ -78,6 +78,15 @@ def _make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--pid", type=int, help="of dadrun, or of a rank (default: the only job here)")
     inspect.add_argument("--job", help="the name of the job")
     inspect.set_defaults(run=_inspect)
+    top = commands.add_parser(
+        "top",
+        help="show what a running job sends",
+        epilog="example: dadrun --report run.jsonl python train.py & dad top run.jsonl",
+    )
+    top.add_argument("file", help="the one that dadrun --report (DAD_REPORT) was given")
+    top.add_argument("--once", action="store_true", help="print the present state, and end")
+    top.add_argument("--wait", type=float, default=0.0, metavar="S", help="for a job to begin")
+    top.set_defaults(run=_top)
     env = commands.add_parser("env", help="print what a bug report needs to say of this machine")
     env.set_defaults(run=_env)
     options = commands.add_parser("options", help="print the table of settings")
@@ -130,6 +139,19 @@ def _inspect(args: argparse.Namespace) -> int:
     from dad.observe.inspect import inspect
 
     return inspect(args.job, args.pid)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from dad.observe.top import TopError, top
+
+    try:
+        top(args.file, args.once, args.wait)
+    except TopError as error:
+        print(f"dad: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _env(_args: argparse.Namespace) -> int:

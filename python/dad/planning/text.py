@@ -107,7 +107,7 @@ def show_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> None:
 
     if os.environ.get("DAD_PLAN"):
         print(format_plan(rows, exposed_ms), file=sys.stderr, flush=True)
-    report.note_plan(rows)
+    report.note_plan(rows, exposed_ms)
 
 
 class PlanPrinter:
