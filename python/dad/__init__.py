@@ -21,6 +21,8 @@ from dad.errors import (
 if TYPE_CHECKING:
     from dad.basics import reset_stats, stats
     from dad.methods.compression import Compression
+    from dad.observe.progress import Progress
+    from dad.observe.tensorboard import TensorBoard
     from dad.planning.compare import Rows
     from dad.planning.text import format_plan
     from dad.runner.api import run
@@ -33,7 +35,9 @@ __all__ = [
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "MismatchError",
+    "Progress",
     "ReplicaError",
+    "TensorBoard",
     "__version__",
     "check_replicas",
     "format_plan",
@@ -50,6 +54,8 @@ _LAZY = {
     "reset_stats": "dad.basics",
     "run": "dad.runner.api",
     "stats": "dad.basics",
+    "Progress": "dad.observe.progress",
+    "TensorBoard": "dad.observe.tensorboard",
 }
 
 

@@ -15,7 +15,7 @@ from dad import dry_run, report
 from dad import process_sets as _process_sets
 from dad._lib import _core
 from dad.errors import DadInternalError
-from dad.observe import inspect, position
+from dad.observe import inspect, metrics, position
 from dad.process_sets import ProcessSet
 from dad.process_sets import ids_and_ranks as _get_process_set_ids_and_ranks  # noqa: F401  Horovod's name
 from dad.world import job_id
@@ -81,6 +81,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         report.begin()
         position.start()
         inspect.serve(job_id())
+        metrics.serve()
 
 
 def _start(comm: Any, sets: list[ProcessSet]) -> list[ProcessSet]:
