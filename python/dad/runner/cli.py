@@ -100,6 +100,10 @@ def _plan(args: argparse.Namespace) -> LaunchPlan:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise LaunchError("no command given; for example: dadrun -np 2 python train.py (dadrun --help)")
+    if args.output == "split" and args.output_filename is None:
+        raise LaunchError("--output split needs --output-filename DIR, where the output goes")
+    if args.output == "split" and args.controller == "mpi":
+        raise LaunchError("--output split does not work with --mpi: take --output-filename alone")
     interfaces = args.network_interfaces
     if args.network_interface:
         interfaces = ",".join(filter(None, [interfaces, *args.network_interface]))
@@ -112,6 +116,7 @@ def _plan(args: argparse.Namespace) -> LaunchPlan:
         interfaces=interfaces,
         output_dir=args.output_filename,
         timestamps=args.prefix_output_with_timestamp,
+        output=args.output,
         start_timeout=args.start_timeout or DEFAULT_START_TIMEOUT_SECONDS,
         verbose=args.verbose,
     )
