@@ -138,8 +138,9 @@ class CompressionReport(parts.ReportCompression, _Callback):
 
 
 class TensorBoardScalars(parts.WriteScalars, _Callback):
-    """Writes what dad sends for TensorBoard, on rank 0, beside what else is in the folder: bytes per step, the
-    ratio to dense, and the effective rank or part of each tensor.
+    """Writes what dad sends for TensorBoard, on rank 0, beside what else is in the folder.
+
+    Bytes per step, the ratio to dense, and the effective rank or part of each tensor.
 
     Args:
         log_dir: the folder of the run.

@@ -15,19 +15,23 @@ _LINE_SECONDS = 10.0  # where lines stay, in a file or behind dadrun
 
 
 class Progress:
-    """On rank 0, a line with the step, the loss, the bytes sent and the time that is left:
+    """Shows on rank 0 a line with the step, the loss, the bytes sent and the time that is left.
+
+    On a terminal the line moves; elsewhere a new one comes every ten seconds:
 
         step 1,200 of 4,000 (30 %)  loss 0.4312  39.2 MB sent  12.1 ms/step  0:34 left
 
-    On a terminal it moves; elsewhere a new line comes every ten seconds.
+    Args:
+        total: how many steps there will be; None: nobody knows.
+        file: where the line goes; None: stderr.
 
-    total: how many steps there will be; None: nobody knows.
+    Example::
 
-    Example:
-        >>> progress = dad.Progress(total=4000)
-        >>> for x, y in loader:
-        ...     optimizer.step()
-        ...     progress.step(loss)
+        progress = dad.Progress(total=4000)
+        for x, y in loader:
+            ...
+            optimizer.step()
+            progress.step(loss)
     """
 
     def __init__(self, total: int | None = None, file: TextIO | None = None) -> None:
@@ -38,7 +42,7 @@ class Progress:
         self._moves = False
 
     def step(self, loss: Any = None) -> None:
-        """A step is over. The loss is read only when the line is drawn."""
+        """Call it after each step. The loss is read only when the line is drawn."""
         if self._steps == 0:
             # The first step is slower than the others: it makes connections and plans.
             self._began = time.monotonic()

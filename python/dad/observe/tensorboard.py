@@ -85,17 +85,25 @@ class EventFile:
 
 
 class TensorBoard:
-    """Writes what dad sends to a TensorBoard folder, on rank 0: bytes per step, the ratio to dense, and the
-    effective rank or part of each tensor. With Keras: hvd.callbacks.TensorBoardScalars.
+    """Writes what dad sends for TensorBoard, on rank 0.
 
-    log_dir: of the run; other writers may have files in it.
-    every: steps between two points.
+    Bytes per step, the ratio to dense, and the effective rank or part of each tensor. With Keras:
+    hvd.callbacks.TensorBoardScalars.
 
-    Example:
-        >>> board = dad.TensorBoard("runs/1")
-        >>> for x, y in loader:
-        ...     optimizer.step()
-        ...     board.step(loss=loss)
+    Args:
+        log_dir: the folder of the run; other writers may have files in it.
+        every: steps between two points.
+
+    Raises:
+        ValueError: `every` is less than 1.
+
+    Example::
+
+        board = dad.TensorBoard("runs/1")
+        for x, y in loader:
+            ...
+            optimizer.step()
+            board.step(loss=loss)
     """
 
     def __init__(self, log_dir: str | os.PathLike[str], every: int = 50) -> None:
@@ -108,8 +116,12 @@ class TensorBoard:
         self._file: EventFile | None = None
 
     def step(self, **values: Any) -> None:
-        """A step is over. values: more numbers for the board, such as loss=loss; tensors are read only for
-        the steps that are written."""
+        """Call it after each step.
+
+        Args:
+            values: more numbers for the board, such as loss=loss. Tensors are read only for the steps that
+                are written.
+        """
         self._steps += 1
         if self._steps % self._every or not is_initialized() or rank() != 0:
             return
@@ -121,6 +133,7 @@ class TensorBoard:
         self._before = now
 
     def close(self) -> None:
+        """Closes the file; a further step begins another."""
         if self._file is not None:
             self._file.close()
             self._file = None
