@@ -122,8 +122,8 @@ def measure(address: str, port: int, token: str) -> dict[str, Any]:
             line.sendall(token.encode())
             trips = [_ping(line) for _ in range(_PINGS)]
             trip, skew = min(trips)
-            rate = _rate(line, _FIRST_BYTES, trip)
-            rate = _rate(line, min(max(int(rate * _RATE_SECONDS), _FIRST_BYTES), _MOST_BYTES), trip)
+            rate = _rate(line, _FIRST_BYTES)
+            rate = _rate(line, min(max(int(rate * _RATE_SECONDS), _FIRST_BYTES), _MOST_BYTES))
             return {"delay": trip / 2, "skew": skew, "rate": rate}
     except OSError as error:
         return {"error": error.strerror or str(error) or type(error).__name__}
@@ -138,13 +138,16 @@ def _ping(line: socket.socket) -> tuple[float, float]:
     return trip, theirs - (clock + trip / 2)
 
 
-def _rate(line: socket.socket, num_bytes: int, trip: float) -> float:
-    began = time.perf_counter()
-    line.sendall(b"R" + struct.pack("<q", num_bytes))
-    for begin in range(0, num_bytes, len(_CHUNK)):
-        line.sendall(_CHUNK[: min(len(_CHUNK), num_bytes - begin)])
+def _rate(line: socket.socket, num_bytes: int) -> float:
+    """Bytes per second of the second of two parts, before which the connection has found its speed."""
+    for _ in range(2):
+        line.sendall(b"R" + struct.pack("<q", num_bytes))
+        for begin in range(0, num_bytes, len(_CHUNK)):
+            line.sendall(_CHUNK[: min(len(_CHUNK), num_bytes - begin)])
     _receive(line, 1)
-    return num_bytes / max(time.perf_counter() - began - trip, 1e-6)
+    began = time.perf_counter()
+    _receive(line, 1)
+    return num_bytes / max(time.perf_counter() - began, 1e-6)
 
 
 def _receive(line: socket.socket, count: int) -> bytes:
