@@ -17,7 +17,7 @@ demo: setup  ## four processes train on a line of 100 Mbit: dense, exact, vgc an
 	@$(VENV)/bin/python scripts/demo.py
 
 test: setup  ## all tests, C++ and Python
-	@scripts/setup.sh tests
+	@scripts/setup.sh tests browser
 	build/tests/cpp/dad_tests --gtest_brief=1
 	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
 	if [ -x build/tests/cpp/gpu/dad_torch_device_tests ]; then build/tests/cpp/gpu/dad_torch_device_tests --gtest_brief=1; fi

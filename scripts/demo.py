@@ -25,22 +25,22 @@ OUT = ROOT / "build" / "demo"
 MARKS = "oxv*+#"
 
 
-def text_plot(histories, width=64, height=14):
-    """Accuracy over seconds, the times on a scale of powers, in letters for a terminal."""
-    points = [(p["seconds"], p["accuracy"]) for history in histories.values() for p in history]
+def text_plot(histories, column, label, width=64, height=14):
+    """Accuracy over seconds or MB, on a scale of powers, in letters for a terminal."""
+    points = [(p[column], p["accuracy"]) for history in histories.values() for p in history]
     first, last = (math.log(f(x for x, _ in points)) for f in (min, max))
     low, high = min(y for _, y in points), max(y for _, y in points)
     rows = [[" "] * width for _ in range(height)]
     for mark, history in zip(MARKS, histories.values(), strict=False):
         for point in history:
-            x = (math.log(point["seconds"]) - first) / max(last - first, 1e-9)
+            x = (math.log(point[column]) - first) / max(last - first, 1e-9)
             y = (point["accuracy"] - low) / max(high - low, 1e-9)
             rows[height - 1 - round(y * (height - 1))][round(x * (width - 1))] = mark
-    lines = ["test accuracy over time"]
+    lines = [f"test accuracy over {label}"]
     for number, row in enumerate(rows):
-        label = {0: f"{high:6.1%}", height - 1: f"{low:6.1%}"}.get(number, " " * 6)
-        lines.append(f"{label} |{''.join(row)}".rstrip())
-    left, right = f"{math.exp(first):.1f} s", f"{math.exp(last):.0f} s"
+        side = {0: f"{high:6.1%}", height - 1: f"{low:6.1%}"}.get(number, " " * 6)
+        lines.append(f"{side} |{''.join(row)}".rstrip())
+    left, right = (f"{math.exp(end):.3g} {'s' if column == 'seconds' else column}" for end in (first, last))
     lines.append(" " * 7 + "+" + "-" * width)
     lines.append(" " * 8 + left + right.rjust(width - len(left)))
     lines.append("  ".join(f"{mark} {name}" for mark, name in zip(MARKS, histories, strict=False)))
@@ -95,7 +95,8 @@ def write_page(drawing, histories, title):
     cells = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>\n" for row in rows)
     (OUT / "demo.html").write_text(
         f'<!doctype html>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        "<style>body {font-family: sans-serif; margin: 2em auto; max-width: 60em}"
+        "<style>:root {color-scheme: light dark} svg {background: white}"
+        " body {font-family: sans-serif; margin: 2em auto; max-width: 60em}"
         " td, th {padding: .3em 1em; text-align: right} svg {max-width: 100%; height: auto}</style>\n"
         f"<h1>{title}</h1>\n<table><tr>{''.join(f'<th>{cell}</th>' for cell in head)}</tr>\n{cells}</table>\n"
         + svg.getvalue()[svg.getvalue().index("<svg") :]
@@ -133,12 +134,14 @@ def main():
         sys.exit(f"demo: {error}")
 
     histories = json.loads(history.read_text())
-    print(f"\n{text_plot(histories)}\n")
+    print(f"\n{text_plot(histories, 'seconds', 'time')}\n")
+    print(f"{text_plot(histories, 'MB', 'MB sent per process')}\n")
     drawing = figure(histories, f"Fashion-MNIST on four processes: {where}")
     drawing.savefig(OUT / "demo.png", dpi=120)
     write_page(drawing, histories, f"dad: four processes, {where}")
     print(f"\nthe picture: {OUT.relative_to(ROOT)}/demo.png and demo.html")
-    print("next: .venv/bin/dadrun -np 2 .venv/bin/python examples/torch_mlp.py --compression auto")
+    print("next, what your own script would save on your own line (docs/observe.md):")
+    print("    .venv/bin/dad plan --size 8 --link 100mbit,25ms examples/torch_mlp.py")
 
 
 if __name__ == "__main__":

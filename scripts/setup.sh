@@ -10,6 +10,7 @@
 #   install    dad into .venv, editable: changes in python/ count at once
 #   tests      all that can be built, with the C++ tests: build/tests
 #   fuzzer     Debian packages of `make fuzz`
+#   browser    the Debian package with which `make test` opens the page of `dad report`
 #
 # PYTHON=/path/to/python3 chooses the interpreter of .venv.
 set -euo pipefail
@@ -55,6 +56,7 @@ bring() { # bring KINDS...: installs what is missing, if root or sudo; else name
 
 packages() { bring needed optional || check_tools; }
 
+browser() { (bring browser) || true; } # without one its tests are skipped
 fuzzer() { bring fuzzer || true; } # scripts/fuzz.sh looks for a clang of any version
 
 check_tools() { # without root: go on when a build is possible all the same
@@ -167,7 +169,7 @@ install() {
 for step in "${@:-packages venv headers build install}"; do
   for name in $step; do
     case $name in
-      packages | venv | headers | build | optional | tests | install | fuzzer) "$name" ;;
+      packages | venv | headers | build | optional | tests | install | fuzzer | browser) "$name" ;;
       *) die "no such step: $name" ;;
     esac
   done

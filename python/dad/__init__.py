@@ -21,6 +21,9 @@ from dad.errors import (
 if TYPE_CHECKING:
     from dad.basics import reset_stats, stats
     from dad.methods.compression import Compression
+    from dad.observe.progress import Progress
+    from dad.observe.tensorboard import TensorBoard
+    from dad.planning.compare import Rows
     from dad.planning.text import format_plan
     from dad.runner.api import run
 
@@ -32,7 +35,9 @@ __all__ = [
     "HorovodInternalError",
     "HostsUpdatedInterrupt",
     "MismatchError",
+    "Progress",
     "ReplicaError",
+    "TensorBoard",
     "__version__",
     "check_replicas",
     "format_plan",
@@ -49,6 +54,8 @@ _LAZY = {
     "reset_stats": "dad.basics",
     "run": "dad.runner.api",
     "stats": "dad.basics",
+    "Progress": "dad.observe.progress",
+    "TensorBoard": "dad.observe.tensorboard",
 }
 
 
@@ -69,32 +76,35 @@ def plan(
     link: str = "100mbit",
     compression: Any = None,
     loss: Any = None,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """Predicts in one process what `size` ranks would send for a model, and why.
 
-    It runs one forward and one backward pass; the model is not changed. The result is the table of
-    optimizer.plan(), which format_plan() prints.
+    It runs a forward and a backward pass; the model is not changed. As a list the result has the rows of
+    optimizer.plan() for one method, which format_plan() prints. Printed by itself, it compares all methods:
+    bytes and predicted times of a step and of each layer, and which method to begin with. `dad plan train.py`
+    does the same for a whole script.
 
     Args:
         model: a torch.nn.Module or a model of Keras.
         example_batch: what goes into the model on one rank, without labels: a tensor, or a tuple or
             dict of arguments.
         size: the number of ranks.
-        link: what a rank can send, such as 100mbit or 10gbit.
+        link: what a rank can send, and the delay one way if there is one: 10gbit, or 100mbit,25ms.
         compression: a method of Compression. None: what DAD_COMPRESSION says, else auto.
         loss: a function that makes a number of the model's output. None: the output's `loss`, else the
             sum of its first tensor, or of all outputs of a model of Keras.
 
     Returns:
-        one dictionary per tensor; docs/methods.md has the columns.
+        one dictionary per tensor, as docs/methods.md tells; `comparison` has the numbers of all methods.
 
     Raises:
         ValueError: an argument is not possible, or no number can be made of the output.
 
     Example::
 
-        rows = dad.plan(model, torch.randn(32, 784), size=8, link="100mbit")
-        print(dad.format_plan(rows))
+        plan = dad.plan(model, torch.randn(32, 784), size=8, link="100mbit,25ms")
+        print(plan)
+        print(dad.format_plan(plan))
     """
     if hasattr(model, "get_weights") and not hasattr(model, "named_parameters"):  # Keras on TensorFlow
         from dad.tensorflow.dry_run import plan as dry_run

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dad import dry_run, report
 from dad import process_sets as _process_sets
-from dad import report
 from dad._lib import _core
 from dad.errors import DadInternalError
-from dad.observe import inspect, position
+from dad.observe import inspect, metrics, position
 from dad.process_sets import ProcessSet
 from dad.process_sets import ids_and_ranks as _get_process_set_ids_and_ranks  # noqa: F401  Horovod's name
 from dad.world import job_id
@@ -81,6 +81,7 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
         report.begin()
         position.start()
         inspect.serve(job_id())
+        metrics.serve()
 
 
 def _start(comm: Any, sets: list[ProcessSet]) -> list[ProcessSet]:
@@ -168,7 +169,8 @@ def rank() -> int:
 
 def size() -> int:
     """The number of ranks of the job."""
-    return _core.size()
+    assumed = dry_run.current()
+    return _core.size() if assumed is None or not _core.is_initialized() else assumed.size
 
 
 def local_rank() -> int:
@@ -215,6 +217,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
         train()
         hvd.stop_timeline()
     """
+    report.leave_timeline_to_user()
     path = Path(file_path)
     if path.exists() and not path.is_file():  # a pipe, say
         _core.start_timeline(str(path), mark_cycles)

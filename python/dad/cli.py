@@ -43,6 +43,24 @@ def _make_parser() -> argparse.ArgumentParser:
         epilog="example: PYTHONPATH=$(dad overlay) horovodrun -np 2 python train.py",
     )
     overlay.set_defaults(run=_overlay)
+    plan = commands.add_parser(
+        "plan",
+        help="run a script for a few steps in one process: what would every method send and take?",
+        epilog="example: dad plan --size 8 --link 100mbit,25ms train.py --batch-size 64",
+    )
+    plan.add_argument("--size", type=int, default=8, metavar="N", help="ranks (default: %(default)s)")
+    plan.add_argument(
+        "--link",
+        default="100mbit",
+        metavar="RATE[,DELAY]",
+        help="what a rank can send, and the delay one way: 100mbit,25ms (default: %(default)s)",
+    )
+    plan.add_argument(
+        "--methods", nargs="+", default=[], metavar="METHOD", help="only these, such as rank_dad:rank=8"
+    )
+    plan.add_argument("--width", type=int, metavar="N", help="of the table (default: the terminal's)")
+    plan.add_argument("command", nargs=argparse.REMAINDER, help="the script, and its arguments")
+    plan.set_defaults(run=_plan)
     report = commands.add_parser(
         "report",
         help="make a page of what dadrun --report has written",
@@ -60,6 +78,15 @@ def _make_parser() -> argparse.ArgumentParser:
     inspect.add_argument("--pid", type=int, help="of dadrun, or of a rank (default: the only job here)")
     inspect.add_argument("--job", help="the name of the job")
     inspect.set_defaults(run=_inspect)
+    top = commands.add_parser(
+        "top",
+        help="show what a running job sends",
+        epilog="example: dadrun --report run.jsonl python train.py & dad top run.jsonl",
+    )
+    top.add_argument("file", help="the one that dadrun --report (DAD_REPORT) was given")
+    top.add_argument("--once", action="store_true", help="print the present state, and end")
+    top.add_argument("--wait", type=float, default=0.0, metavar="S", help="for a job to begin")
+    top.set_defaults(run=_top)
     env = commands.add_parser("env", help="print what a bug report needs to say of this machine")
     env.set_defaults(run=_env)
     options = commands.add_parser("options", help="print the table of settings")
@@ -77,6 +104,18 @@ def _merge(args: argparse.Namespace) -> int:
         return 1
     print(f"{args.output}: {count} events of {len(args.inputs)} ranks")
     return 0
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from dad.planning.script import plan_script
+
+    command = args.command[1:] if args.command[:1] == ["--"] else args.command
+    # After the script there may be our own options, too: it is told the rest.
+    try:
+        return plan_script(command, args.size, args.link, args.methods, args.width)
+    except ValueError as error:
+        print(f"dad: {error}", file=sys.stderr)
+        return 2
 
 
 def _report(args: argparse.Namespace) -> int:
@@ -100,6 +139,19 @@ def _inspect(args: argparse.Namespace) -> int:
     from dad.observe.inspect import inspect
 
     return inspect(args.job, args.pid)
+
+
+def _top(args: argparse.Namespace) -> int:
+    from dad.observe.top import TopError, top
+
+    try:
+        top(args.file, args.once, args.wait)
+    except TopError as error:
+        print(f"dad: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
 
 
 def _env(_args: argparse.Namespace) -> int:

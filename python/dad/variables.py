@@ -72,6 +72,14 @@ JOB = (
         "File to which every rank appends a line with its bytes and times when it ends (launching.md).",
     ),
     Variable(
+        "metrics_port",
+        "",
+        "DAD_METRICS_PORT",
+        "",
+        "Ranks answer Prometheus at http://127.0.0.1:PORT/metrics, PORT + 1, … by their local ranks "
+        "(observe.md).",
+    ),
+    Variable(
         "job_id",
         "",
         "DAD_JOB_ID",

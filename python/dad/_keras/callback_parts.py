@@ -14,6 +14,7 @@ import numpy as np
 
 from dad._keras.batch_norm import average_batch_norm
 from dad.basics import rank, size, stats
+from dad.observe.tensorboard import TensorBoard
 
 
 def _variables_of(optimizer: Any) -> list[Any]:
@@ -284,6 +285,23 @@ class ReportCompression:
         sent = stats()
         ratio = f", {sent['ratio']:.1f} times less than dense" if (sent["ratio"] or 0) > 1.05 else ""
         print(f"dad: {sent['wire_bytes_sent'] / 1e6:.2f} MB sent by rank 0{ratio}", file=sys.stderr)
+
+
+class WriteScalars:
+    """Writes what dad sends for TensorBoard, on rank 0: bytes per step, the ratio to dense, and the effective
+    rank or part of each tensor, beside what else is in the folder.
+
+    log_dir: of the run. every: batches between two points."""
+
+    def __init__(self, log_dir: str, every: int = 50) -> None:
+        super().__init__()
+        self._board = TensorBoard(log_dir, every)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._board.step()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._board.close()
 
 
 # Of elastic training: a state is committed, and knows where training stands.

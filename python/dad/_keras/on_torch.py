@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import dad.torch as collectives
+from dad import dry_run
 from dad._keras.settings import Settings
 from dad._lib import _core
 from dad.arguments import require_variables_of
@@ -77,7 +78,7 @@ def resolve(compression: Any) -> Any:
 def is_active(process_set: ProcessSet) -> bool:
     """Whether there is anybody to talk to."""
     elastic = "1" in (os.environ.get("DAD_ELASTIC"), os.environ.get("HOROVOD_ELASTIC"))
-    return process_set.included() and (process_set.size() > 1 or elastic)
+    return process_set.included() and (process_set.size() > 1 or elastic or dry_run.current() is not None)
 
 
 class GradientReducer:

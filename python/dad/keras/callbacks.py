@@ -135,3 +135,21 @@ class CompressionReport(parts.ReportCompression, _Callback):
 
         model.fit(x, y, callbacks=[hvd.callbacks.CompressionReport()])
     """
+
+
+class TensorBoardScalars(parts.WriteScalars, _Callback):
+    """Writes what dad sends for TensorBoard, on rank 0, beside what else is in the folder.
+
+    Bytes per step, the ratio to dense, and the effective rank or part of each tensor.
+
+    Args:
+        log_dir: the folder of the run.
+        every: batches between two points.
+
+    Raises:
+        ValueError: `every` is less than 1.
+
+    Example::
+
+        model.fit(x, y, callbacks=[hvd.callbacks.TensorBoardScalars("runs/1")])
+    """

@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from dad import dry_run
 from dad.local_steps.outer import AVERAGE, Outer
 from dad.log import log
 
@@ -81,7 +82,9 @@ def resolve(local_steps: Any = 1, outer: Any = None, fragments: Any = 1, delay: 
             )
         except ValueError as error:
             raise ValueError(f"{variable}: {error}") from error
-    return parse(**given)
+    chosen_here = parse(**given)
+    # `dad plan` tells of steps that are exchanged one by one.
+    return chosen_here if dry_run.current() is None else LocalSteps()
 
 
 def parse(local_steps: Any = 1, outer: Any = None, fragments: Any = 1, delay: Any = 0) -> LocalSteps:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dad import dry_run
 from dad.methods import compression as _methods
 
 _BY_VARIANCE = (_methods.Vgc, _methods.VgcStrom)
@@ -14,6 +15,10 @@ _AUTO_WARM_UP = 5
 
 def planned_method(compression: Any, name: str) -> Any:
     """The method of a tensor, if it is one that is planned for."""
+    watching = dry_run.current()
+    if watching is not None:
+        watching.asked = compression
+        return watching.method
     method = compression
     if isinstance(method, _methods.PerLayer):
         method = method.method_for(name)
@@ -21,6 +26,8 @@ def planned_method(compression: Any, name: str) -> Any:
 
 
 def has_planned_method(compression: Any) -> bool:
+    if dry_run.current() is not None:
+        return True
     methods = compression.methods.values() if isinstance(compression, _methods.PerLayer) else [compression]
     return any(isinstance(method, _PLANNED) for method in methods)
 

@@ -2,61 +2,30 @@
 
 from __future__ import annotations
 
-import html
+import collections
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dad.observe.charts import (
+    bar,
+    chart,
+    count,
+    gantt,
+    heat_map,
+    milliseconds,
+    number,
+    spark,
+    table,
+    text,
+)
+from dad.observe.style import SCRIPT, STYLE
 from dad.planning.text import format_bytes
 
 Line = dict[str, Any]
-Point = tuple[float, float]
-
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --rule: #d0d7de; --page: #fff;
-  --sent: #1a7f5a; --line: #2563c9 }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6edf3; --soft: #9198a1; --rule: #3d444d;
-  --page: #0d1117; --sent: #3fb984; --line: #6ea8fe } }
-body { font: 14px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--page);
-  margin: 2em auto; max-width: 76em; padding: 0 1.5em }
-h1 { font-size: 1.6em; margin-bottom: 0 } h2 { font-size: 1.15em; margin-top: 2em }
-.soft { color: var(--soft) } .scroll { overflow-x: auto }
-.cards { display: flex; flex-wrap: wrap; gap: 1em; margin: 1.2em 0 }
-.card { border: 1px solid var(--rule); border-radius: 6px; padding: .6em 1em; min-width: 8em }
-.card b { display: block; font-size: 1.5em }
-table { border-collapse: collapse; width: 100% }
-th, td { padding: .2em .7em; text-align: right; white-space: nowrap }
-th { position: sticky; top: 0; background: var(--page); border-bottom: 1px solid var(--rule);
-  cursor: pointer } th:first-child, td:first-child, .text { text-align: left }
-td { border-bottom: 1px solid var(--rule) } .why { white-space: normal; min-width: 16em }
-svg { overflow: visible } svg text { fill: var(--soft); font-size: 11px }
-.axis { stroke: var(--rule) } polyline { fill: none; stroke: var(--line); stroke-width: 1.5 }
-.bar { display: inline-block; height: .7em; background: var(--sent); vertical-align: middle }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(22em, 1fr)); gap: 1.5em }
-input { font: inherit; padding: .2em .5em; margin-bottom: .6em }
-"""
-
-# Sorts a table by the column that is clicked, and hides rows that do not contain what is typed.
-_SCRIPT = """
-for (const table of document.querySelectorAll('table')) {
-  const body = table.tBodies[0];
-  table.querySelectorAll('th').forEach((head, i) => head.onclick = () => {
-    const down = head.dataset.down = head.dataset.down === '1' ? '0' : '1';
-    const key = row => row.cells[i].dataset.v ?? row.cells[i].textContent;
-    const sign = down === '1' ? -1 : 1;
-    [...body.rows].sort((a, b) => {
-      const [x, y] = [key(a), key(b)], n = x - y;
-      return sign * (isNaN(n) ? x.localeCompare(y) : n);
-    }).forEach(row => body.append(row));
-  });
-}
-const find = document.getElementById('find');
-if (find) find.oninput = () => {
-  for (const row of document.getElementById('tensors').tBodies[0].rows)
-    row.hidden = !row.textContent.includes(find.value);
-};
-"""
+# Of these, `effective` is a rank; of the others it is a part.
+_BY_RANK = ("rank_dad", "powersgd")
 
 
 class ReportError(ValueError):
@@ -70,14 +39,14 @@ def read_report(path: str | Path) -> dict[str, list[Line]]:
         ReportError: a line is not one that DAD_REPORT writes; the message has its number.
     """
     jobs: dict[str, list[Line]] = {}
-    for number, text in enumerate(Path(path).read_text().splitlines(), 1):
-        if not text.strip():
+    for place, written in enumerate(Path(path).read_text().splitlines(), 1):
+        if not written.strip():
             continue
         try:
-            line = json.loads(text)
+            line = json.loads(written)
             line["rank"], line["stats"]["tensors"]
         except (ValueError, KeyError, TypeError):
-            raise ReportError(f"{path}:{number}: not a line of a report (dadrun --report {path} …)") from None
+            raise ReportError(f"{path}:{place}: not a line of a report (dadrun --report {path} …)") from None
         jobs.setdefault(str(line.get("job")), []).append(line)
     if not jobs:
         raise ReportError(f"{path}: empty; a rank adds its line when it ends")
@@ -87,7 +56,31 @@ def read_report(path: str | Path) -> dict[str, list[Line]]:
 def page(job: str, lines: Sequence[Line]) -> str:
     """The page of one job."""
     first = lines[0]
-    stats, samples = first["stats"], first.get("samples", [])
+    plan, samples = first.get("plan", []), first.get("samples", [])
+    parts = [
+        f"<h1>{text(job)}</h1>",
+        f'<p class="soft">written {text(first.get("time", ""))}, read from {len(lines)} of '
+        f"{first.get('size', len(lines))} ranks</p>",
+        _cards(lines, samples),
+        _over_time(samples),
+        _methods(lines, plan, first.get("exposed_ms")),
+        _effective_maps(first, plan, samples),
+        _step(first),
+        _events(lines),
+        _tensors(lines, plan, samples),
+        _ranks(lines),
+    ]
+    body = "\n".join(part for part in parts if part)
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f"<title>dad report {text(job)}</title>\n"
+        f"<style>{STYLE}</style></head>\n<body>\n{body}\n<script>{SCRIPT}</script>\n</body></html>\n"
+    )
+
+
+def _cards(lines: Sequence[Line], samples: Sequence[Line]) -> str:
+    first = lines[0]
+    stats = first["stats"]
     seconds = samples[-1]["seconds"] if samples else None
     sent = sum(line["stats"]["wire_bytes_sent"] for line in lines)
     dense = sum(line["stats"]["dense_bytes"] for line in lines)
@@ -103,31 +96,8 @@ def page(job: str, lines: Sequence[Line]) -> str:
     if lags := _lags(lines):
         rank, seen = max(lags.items(), key=lambda item: item[1]["lag_seconds"] * item[1]["last_in"])
         cards.append((f"rank {rank}", f"slowest: {1e3 * seen['lag_seconds']:.3g} ms behind"))
-    parts = [
-        f"<h1>{_text(job)}</h1>",
-        f'<p class="soft">written {_text(first.get("time", ""))}, read from {len(lines)} of '
-        f"{first.get('size', len(lines))} ranks</p>",
-        '<div class="cards">'
-        + "".join(f'<div class="card"><b>{_text(value)}</b>{_text(name)}</div>' for value, name in cards)
-        + "</div>",
-        _over_time(samples),
-        _tensors(lines, first.get("plan", []), samples),
-        _ranks(lines),
-    ]
-    body = "\n".join(part for part in parts if part)
-    return (
-        f'<!doctype html>\n<html lang="en"><meta charset="utf-8"><title>dad report {_text(job)}</title>\n'
-        f"<style>{_STYLE}</style>\n<body>\n{body}\n<script>{_SCRIPT}</script>\n</body></html>\n"
-    )
-
-
-def _text(value: object) -> str:
-    return html.escape(str(value))
-
-
-def _number(value: float | None, text: str) -> str:
-    """A cell that is sorted by its value."""
-    return f'<td data-v="{-1 if value is None else value}">{text}</td>'
+    shown = (f'<div class="card"><b>{text(value)}</b>{text(name)}</div>' for value, name in cards)
+    return f'<div class="cards">{"".join(shown)}</div>'
 
 
 def _over_time(samples: Sequence[Line]) -> str:
@@ -139,41 +109,179 @@ def _over_time(samples: Sequence[Line]) -> str:
     ]
     speed = [(at, (b["steps"] - a["steps"]) / over) for at, over, a, b in rates]
     traffic = [(at, (b["wire_bytes_sent"] - a["wire_bytes_sent"]) / over / 1e6) for at, over, a, b in rates]
-    charts = _chart("steps per second", speed) + _chart("MB per second sent by rank 0", traffic)
+    charts = chart("steps per second", speed) + chart("MB per second sent by rank 0", traffic)
     return f'<h2>Over time</h2>\n<div class="charts">{charts}</div>'
 
 
-def _chart(title: str, points: Sequence[Point], width: int = 420, height: int = 120) -> str:
-    top = max((y for _, y in points), default=0) or 1.0
-    end = points[-1][0] if points else 1.0
-    path = " ".join(f"{x / end * width:.1f},{height - y / top * height:.1f}" for x, y in points)
+def _methods(lines: Sequence[Line], plan: Sequence[Line], exposed_ms: float | None) -> str:
+    """Predicted against measured, by method."""
+    if not plan:
+        return ""
+    total = _sent_by_all(lines)
+    groups: dict[str, list[Line]] = collections.defaultdict(list)
+    for row in plan:
+        groups[row["method"]].append(row)
+    # What a plan does not have: metrics, parameters that were broadcast.
+    named = {row["name"] for row in plan}
+    most = max((sum(total.get(row["name"], 0) for row in rows) for rows in groups.values()), default=0) or 1
+    rows = []
+    for method, members in sorted(
+        groups.items(), key=lambda item: -sum(total.get(r["name"], 0) for r in item[1])
+    ):
+        sent = sum(total.get(row["name"], 0) for row in members)
+        rows.append(
+            f"<tr><td>{text(method)}</td>"
+            + number(len(members), str(len(members)))
+            + number(sent, bar(sent / most) + format_bytes(sent))
+            + count(_sum(members, "dense_bytes"))
+            + _pair(members, "bytes")
+            + _pair(members, "ms")
+            + "</tr>"
+        )
+    others = {name: sent for name, sent in total.items() if name not in named and sent}
+    if others:
+        sent = sum(others.values())
+        cells = "<td></td>" * 7
+        rows.append(
+            f"<tr><td>others</td>{number(len(others), str(len(others)))}"
+            f"{number(sent, bar(sent / most) + format_bytes(sent))}{cells}</tr>"
+        )
+    heads = (
+        "method",
+        "tensors",
+        "sent by all",
+        "dense",
+        "predicted",
+        "measured",
+        "",
+        "ms predicted",
+        "measured",
+        "",
+    )
+    waited = (
+        f" A step waited {exposed_ms:.3g} ms for gradients when the plan was measured." if exposed_ms else ""
+    )
     return (
-        f'<figure style="margin:0"><figcaption>{_text(title)}</figcaption>'
-        f'<svg viewBox="0 0 {width + 50} {height + 18}" width="100%" role="img" aria-label="{_text(title)}">'
-        f'<line class="axis" x1="0" y1="{height}" x2="{width}" y2="{height}"/>'
-        f'<polyline points="{path}"/><text x="{width + 5}" y="10">{top:.3g}</text>'
-        f'<text x="0" y="{height + 14}">0 s</text>'
-        f'<text x="{width}" y="{height + 14}" text-anchor="end">{end:.3g} s</text></svg></figure>'
+        "<h2>Methods: predicted against measured</h2>\n"
+        '<p class="soft">Bytes and ms per step are those of one rank, measured after the first steps by the '
+        f"plan. Tensors overlap, so their times are more than that of a step.{waited} Others are metrics, "
+        "parameters and the like.</p>" + table(heads, rows)
     )
 
 
-def _spark(values: Sequence[float], width: int = 110, height: int = 18) -> str:
-    """How a value went, from 0 to its largest."""
-    if len(values) < 2:
+def _pair(rows: Sequence[Line], unit: str) -> str:
+    """Cells: predicted, measured, and how far apart they are."""
+    predicted, measured = _sum(rows, f"predicted_{unit}"), _sum(rows, f"measured_{unit}")
+    show = count if unit == "bytes" else milliseconds
+    off = measured / predicted if predicted and measured else None
+    return show(predicted) + show(measured) + number(off, "" if off is None else f"{off:.3g}x")
+
+
+def _sum(rows: Sequence[Line], column: str) -> float | None:
+    values = [row[column] for row in rows if row.get(column) is not None]
+    return sum(values) if values else None
+
+
+def _effective_maps(first: Line, plan: Sequence[Line], samples: Sequence[Line]) -> str:
+    if len(samples) < 2:
         return ""
-    top = max(values) or 1.0
-    step = width / (len(values) - 1)
-    path = " ".join(f"{i * step:.1f},{height - value / top * height:.1f}" for i, value in enumerate(values))
-    return f'<svg width="{width}" height="{height}" aria-hidden="true"><polyline points="{path}"/></svg>'
+    method_of = {str(row["name"]): str(row["method"]) for row in plan}
+    order = {name: i for i, name in enumerate([*method_of, *first["stats"]["tensors"]])}
+    names = sorted(
+        {name for sample in samples for name in sample["effective"]}, key=lambda n: order.get(n, 0)
+    )
+    rows = {name: [_rounded(sample["effective"].get(name)) for sample in samples] for name in names}
+    ranks = [name for name in names if _is_rank(method_of.get(name, ""), rows[name])]
+    parts = [name for name in names if name not in ranks]
+    maps = ""
+    if ranks:
+        maps += heat_map("ranks", "Effective rank", [(name, rows[name]) for name in ranks], "0")
+    if parts:
+        percent = [(n, [None if v is None else round(100 * v, 3) for v in rows[n]]) for n in parts]
+        maps += heat_map("parts", "Part of the elements that was sent, in %", percent, "0")
+    if not maps:
+        return ""
+    return (
+        "<h2>Beyond the gradient veil</h2>\n"
+        "<p class='soft'>What gradients needed over time: the rank of what was applied (rank_dad, powersgd), "
+        "or the part of the elements that was sent (vgc and others). "
+        "A row whose colour stays strong carries the training; one that fades has learned what it can.</p>"
+        f'<div class="charts">{maps}</div>'
+    )
 
 
-def _tensors(lines: Sequence[Line], plan: Iterable[Line], samples: Sequence[Line]) -> str:
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.3g}")
+
+
+def _is_rank(method: str, values: Sequence[float | None]) -> bool:
+    if method:
+        return method in _BY_RANK
+    return any(value is not None and value > 1 for value in values)
+
+
+def _step(first: Line) -> str:
+    step = first.get("step")
+    if not step or not step["tensors"]:
+        return ""
+    last = collections.Counter(row[4] for row in step["tensors"] if row[4] >= 0)
+    late, rank = "", -1
+    if last:
+        rank, times = last.most_common(1)[0]
+        late = (
+            f' <span class="late">Rank {rank} was last for {times} of {len(step["tensors"])} tensors.</span>'
+        )
+    return (
+        "<h2>A step</h2>\n"
+        f'<p class="soft">The slowest of a traced second on rank 0: step {step["step"]}.{late}'
+        '<span class="key" style="background:var(--wait)"></span>waits until all ranks have it'
+        '<span class="key" style="background:var(--sent)"></span>is on its way</p>'
+        + gantt(step["tensors"], rank)
+    )
+
+
+def _events(lines: Sequence[Line]) -> str:
+    """Plans with their reasons, warnings, and how ranks ended."""
+    found = [
+        (event["seconds"], line["rank"], event["kind"], event["text"])
+        for line in lines
+        for event in line.get("events", [])
+    ]
+    size = int(lines[0].get("size", len(lines)))
+    there = {int(line["rank"]) for line in lines}
+    for line in lines:
+        if "ended_by" in line:
+            found.append((None, line["rank"], "fault", f"was ended by {line['ended_by']}"))
+    for rank in range(size):
+        if rank not in there:
+            found.append((None, rank, "fault", "wrote no line: it was killed, or has not ended"))
+    if not found:
+        return ""
+    found.sort(key=lambda event: (event[0] is None, event[0] or 0.0, event[1]))
+    rows = [
+        "<tr>"
+        + number(
+            seconds if seconds is not None else 1e12, "at the end" if seconds is None else f"{seconds:g} s"
+        )
+        + number(rank, str(rank))
+        + f'<td class="text{"" if kind == "plan" else " late"}">{text(kind)}</td>'
+        + f'<td class="text why">{text(what)}</td></tr>'
+        for seconds, rank, kind, what in found
+    ]
+    return "<h2>Plans and faults</h2>\n" + table(("time", "rank", "kind", "what"), rows)
+
+
+def _sent_by_all(lines: Sequence[Line]) -> dict[str, int]:
+    return {
+        name: sum(line["stats"]["tensors"].get(name, tensor)["wire_bytes_sent"] for line in lines)
+        for name, tensor in lines[0]["stats"]["tensors"].items()
+    }
+
+
+def _tensors(lines: Sequence[Line], plan: Sequence[Line], samples: Sequence[Line]) -> str:
     rows_of = {str(row["name"]): row for row in plan}
     first = lines[0]["stats"]["tensors"]
-    total = {
-        name: sum(line["stats"]["tensors"].get(name, tensor)["wire_bytes_sent"] for line in lines)
-        for name, tensor in first.items()
-    }
+    total = _sent_by_all(lines)
     most = max(total.values(), default=0) or 1
     rows = []
     for name in sorted(first, key=lambda name: -total[name]):
@@ -182,39 +290,35 @@ def _tensors(lines: Sequence[Line], plan: Iterable[Line], samples: Sequence[Line
         reached = [sample["effective"][name] for sample in samples if name in sample["effective"]]
         effective = tensor.get("effective")
         worst = tensor.get("worst") or {}
-        predicted = row.get("predicted_bytes")
-        late = f"rank {worst['last_rank']}" if worst.get("last_rank", -1) >= 0 else ""
+        late = (
+            f' <span class="late">rank {worst["last_rank"]}</span>' if worst.get("last_rank", -1) >= 0 else ""
+        )
         slowest = 1e3 * worst.get("seconds", 0)
         rows.append(
-            f'<tr><td>{_text(name)}</td><td class="text">{_text(row.get("method", ""))}</td>'
-            + _number(total[name], _bar(total[name] / most) + format_bytes(total[name]))
-            + _number(tensor["wire_bytes_sent"] / steps, format_bytes(tensor["wire_bytes_sent"] / steps))
-            + _number(predicted, "" if predicted is None else format_bytes(predicted))
-            + _number(tensor["ratio"], f"{tensor['ratio']:.3g}" if tensor["ratio"] else "")
-            + _number(effective, "" if effective is None else _effective(effective))
-            + f"<td>{_spark(reached)}</td>"
-            + _number(slowest, f"{slowest:.3g} ms {late}")
-            + f'<td class="text why">{_text(row.get("why", ""))}</td></tr>'
+            f'<tr><td>{text(name)}</td><td class="text">{text(row.get("method", ""))}</td>'
+            + number(total[name], bar(total[name] / most) + format_bytes(total[name]))
+            + count(tensor["wire_bytes_sent"] / steps)
+            + count(row.get("predicted_bytes"))
+            + number(tensor["ratio"], f"{tensor['ratio']:.3g}" if tensor["ratio"] else "")
+            + number(effective, "" if effective is None else _effective(effective))
+            + f"<td>{spark(reached)}</td>"
+            + number(slowest, f"{slowest:.3g} ms{late}")
+            + f'<td class="text why">{text(row.get("why", ""))}</td></tr>'
         )
     heads = ["tensor", "method", "sent", "per step", "predicted", "ratio", "effective", "over time"]
     heads += ["worst step", "why"]
     return (
         "<h2>Tensors</h2>\n<p class='soft'>Bytes sent by all ranks; those per step by rank 0."
-        " Effective is the rank of what was applied (rank_dad), or the part of the elements that was"
-        " sent (vgc and others), in the last step and over time. The worst step took longest, and the"
+        " Effective is the rank of what was applied, or the part of the elements that was"
+        " sent, in the last step and over time. The worst step took longest, and the"
         " rank named there sent last.</p>\n"
-        '<input id="find" placeholder="find a tensor" aria-label="find a tensor">\n<div class="scroll">'
-        f'<table id="tensors"><thead><tr>{"".join(f"<th>{head}</th>" for head in heads)}</tr></thead>'
-        f"<tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
+        '<input id="find" placeholder="find a tensor" aria-label="find a tensor">\n'
+        + table(heads, rows, "tensors")
     )
 
 
 def _effective(value: float) -> str:
     return f"rank {value:.0f}" if value >= 1 else f"{100 * value:.3g} %"
-
-
-def _bar(part: float) -> str:
-    return f'<span class="bar" style="width:{6 * part:.2f}em"></span> '
 
 
 def _lags(lines: Sequence[Line]) -> dict[int, Line]:
@@ -237,26 +341,20 @@ def _lag(seen: Line | None) -> tuple[float | None, str]:
 
 
 def _ranks(lines: Sequence[Line]) -> str:
-    late: dict[int, int] = {}
+    late: collections.Counter[int] = collections.Counter()
     for line in lines:
         for tensor in line["stats"]["tensors"].values():
-            rank = (tensor.get("worst") or {}).get("last_rank", -1)
-            if rank >= 0:
-                late[rank] = late.get(rank, 0) + 1
+            late[(tensor.get("worst") or {}).get("last_rank", -1)] += 1
     lags = _lags(lines)
     rows = [
         f"<tr><td>{line['rank']}</td>"
-        + _number(line["stats"]["wire_bytes_sent"], format_bytes(line["stats"]["wire_bytes_sent"]))
-        + _number(line["stats"]["wire_bytes_received"], format_bytes(line["stats"]["wire_bytes_received"]))
-        + _number(line["stats"]["messages_sent"], f"{line['stats']['messages_sent']:,}")
-        + _number(late.get(line["rank"], 0), str(late.get(line["rank"], 0)))
-        + _number(*_lag(lags.get(line["rank"])))
-        + f'<td class="text">{_text(line.get("ended_by", "ended well"))}</td></tr>'
+        + count(line["stats"]["wire_bytes_sent"])
+        + count(line["stats"]["wire_bytes_received"])
+        + number(line["stats"]["messages_sent"], f"{line['stats']['messages_sent']:,}")
+        + number(late[line["rank"]], str(late[line["rank"]]))
+        + number(*_lag(lags.get(line["rank"])))
+        + f'<td class="text">{text(line.get("ended_by", "ended well"))}</td></tr>'
         for line in lines
     ]
     heads = ("rank", "sent", "received", "messages", "last in worst steps", "lag, last 100 steps", "end")
-    return (
-        '<h2>Ranks</h2>\n<div class="scroll"><table><thead><tr>'
-        + "".join(f"<th>{head}</th>" for head in heads)
-        + f"</tr></thead><tbody>\n{chr(10).join(rows)}\n</tbody></table></div>"
-    )
+    return "<h2>Ranks</h2>\n" + table(heads, rows)

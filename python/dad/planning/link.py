@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -76,6 +77,31 @@ def _best_of_three(work: Callable[[], object]) -> float:
         work()
         best = min(best, time.perf_counter() - start)
     return best
+
+
+@dataclass(frozen=True)
+class Line:
+    """What a rank can send, and the delay of a message one way, in seconds."""
+
+    bytes_per_second: float
+    delay: float = 0.0
+
+    def __str__(self) -> str:
+        rate, unit = 8 * self.bytes_per_second, 0
+        while rate >= 1000 and unit < 4:
+            rate, unit = rate / 1000, unit + 1
+        text = f"{rate:g} {('', 'k', 'M', 'G', 'T')[unit]}bit/s"
+        return f"{text} with {1e3 * self.delay:g} ms each way" if self.delay else text
+
+
+def line_of(link: str) -> Line:
+    """Of a rate, with a delay if there is one: `100mbit`, or `100mbit,25ms`."""
+    rate, _, delay = str(link).partition(",")
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*", delay.lower()) if delay else None
+    if delay and match is None:
+        raise ValueError(f"link={link!r} is not possible; a rate and a delay such as 100mbit,25ms")
+    seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
+    return Line(bytes_per_second(rate), seconds)
 
 
 def bytes_per_second(link: str) -> float:

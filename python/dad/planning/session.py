@@ -14,6 +14,7 @@ these parts are given to it; everything that ranks must do alike is here:
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import hashlib
 import json
@@ -22,6 +23,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
+from dad import dry_run
 from dad.errors import MismatchError
 from dad.log import log
 from dad.methods.compression import Exact, Method
@@ -33,6 +35,7 @@ from dad.planning.link import Multiply, multiply_arrays
 from dad.planning.outcome import Outcome
 from dad.planning.ranks import Ranks
 from dad.planning.types import Choice, Layer, Observation, Plan
+from dad.report import note_event
 from dad.state.keeper import StateKeeper
 from dad.state.replicas import Cures, ReplicaCheck
 from dad.state.states import lost_on_load, saved_shares, under_names
@@ -107,6 +110,7 @@ class Session(Generic[T]):
         self._keeper = StateKeeper(ranks, stream, request_name)
         self._postponed = -1  # until there have been other joins than these
         self._said: set[str] = set()
+        self._why_plan = "the first step without a plan"  # the one that is made next
 
     @property
     def choices(self) -> list[Choice]:
@@ -198,6 +202,8 @@ class Session(Generic[T]):
         failure = None
         try:
             mine = observe(held)
+            if (watching := dry_run.current()) is not None:
+                watching.saw(held, mine, multiply, lambda: self.steps)
         except Exception as error:  # the others wait for this rank, and are told
             failure = error
         seen = self._gather(held, mine, failure)
@@ -213,8 +219,17 @@ class Session(Generic[T]):
         for tensor in held:
             tensor.planned = True
         self._hand_over(made.choices, held)
+        self._note_plan(made.choices)
         self._say_what_does_not_fit(made.choices)
         return made.choices
+
+    def _note_plan(self, choices: Sequence[Choice]) -> None:
+        """For the report of rank 0."""
+        if self.ranks.rank_in_job == 0:
+            counts = collections.Counter(planner.describe(choice) for choice in choices)
+            methods = ", ".join(f"{count} by {method}" for method, count in counts.most_common())
+            note_event("plan", f"step {self.steps + 1}: {self._why_plan}; requests: {methods}")
+        self._why_plan = "parameters were added, or a warm-up ended"
 
     def _gather(
         self, held: Sequence[T], mine: dict[str, Observation], failure: Exception | None
@@ -235,6 +250,9 @@ class Session(Generic[T]):
     def forget_plan(self) -> None:
         """Back to where the optimizer had none; another one is made when the tensors are observed again. What
         was kept by it stays with the tensors."""
+        self._why_plan = (
+            "the number of ranks or hosts is another one" if self.is_outdated() else "ranks parted"
+        )
         self._hand_over([], list(self.tensors.values()))
         self.plan = None
         self.replan_wanted = False
@@ -260,7 +278,9 @@ class Session(Generic[T]):
         """What all ranks learned from a request of this name, which carried these tensors."""
         if outcome.wants_plan:
             self.replan_wanted = True
+            self._why_plan = f'a rank asked for it: "{name}" had more rows, or other uses, than planned'
         if outcome.too_large:
+            self._why_plan = f'the sparse form of "{name}" was larger than dense'
             for tensor in members:
                 tensor.too_large = True
         if outcome.not_finite and self.say_once(f"finite {name}"):

@@ -71,12 +71,18 @@ def summary(rows: Sequence[Row]) -> str:
 def fold(rows: Sequence[Row]) -> list[Row]:
     """Rows of repeated layers as one: `h.{0-11}.mlp.weight ×12`. Bytes and predicted ms of such a row are
     those of all its tensors together, measured ms are the mean."""
-    alike: dict[Any, list[Row]] = collections.defaultdict(list)
-    for row in rows:
-        alike[_key(row)].append(row)
-    # The line of a group stands where its first tensor was.
-    lines = {id(group[0]): _joined(group) for members in alike.values() for group in _by_one_number(members)}
-    return [lines[id(row)] for row in rows if id(row) in lines]
+    by_name = {row["name"]: row for row in rows}
+    groups = grouped(list(by_name), lambda name: _key(by_name[name]))
+    return [_joined([by_name[name] for name in names]) for names in groups]
+
+
+def grouped(names: Sequence[str], key: Callable[[str], Any]) -> list[list[str]]:
+    """Names with the same key that differ in one number, together, in the order of the first of each."""
+    alike: dict[Any, list[str]] = collections.defaultdict(list)
+    for name in names:
+        alike[key(name)].append(name)
+    groups = {group[0]: group for members in alike.values() for group in _by_one_number(members)}
+    return [groups[name] for name in names if name in groups]
 
 
 def format_bytes(count: float) -> str:
@@ -101,7 +107,7 @@ def show_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> None:
 
     if os.environ.get("DAD_PLAN"):
         print(format_plan(rows, exposed_ms), file=sys.stderr, flush=True)
-    report.note_plan(rows)
+    report.note_plan(rows, exposed_ms)
 
 
 class PlanPrinter:
@@ -135,21 +141,25 @@ class PlanPrinter:
 
 def _key(row: Row) -> tuple[Any, ...]:
     """The same for rows that differ in numbers of their texts only, and in what was measured."""
-    texts = (_NUMBER.sub("#", row[column]) for column in ("name", "why"))
+    texts = (without_numbers(row[column]) for column in ("name", "why"))
     is_measured = row["measured_bytes"] is not None
     return (*texts, row["shape"], row["rows"], row["method"], row["predicted_bytes"], is_measured)
 
 
-def _by_one_number(rows: list[Row]) -> list[list[Row]]:
-    """Groups whose names differ in one number: the one that takes the most values."""
-    numbers = [_NUMBER.findall(row["name"]) for row in rows]
-    if len(rows) == 1 or not numbers[0]:
-        return [[row] for row in rows]
-    place = max(range(len(numbers[0])), key=lambda i: len({of_row[i] for of_row in numbers}))
-    groups: dict[Any, list[Row]] = collections.defaultdict(list)
-    for row, of_row in zip(rows, numbers, strict=True):
-        others = (*of_row[:place], *of_row[place + 1 :])
-        groups[others].append(row)
+def without_numbers(text: str) -> str:
+    return _NUMBER.sub("#", text)
+
+
+def _by_one_number(names: list[str]) -> list[list[str]]:
+    """Groups of names that differ in one number: the one that takes the most values."""
+    numbers = [_NUMBER.findall(name) for name in names]
+    if len(names) == 1 or not numbers[0]:
+        return [[name] for name in names]
+    place = max(range(len(numbers[0])), key=lambda i: len({of_name[i] for of_name in numbers}))
+    groups: dict[Any, list[str]] = collections.defaultdict(list)
+    for name, of_name in zip(names, numbers, strict=True):
+        others = (*of_name[:place], *of_name[place + 1 :])
+        groups[others].append(name)
     return list(groups.values())
 
 
@@ -160,14 +170,14 @@ def _joined(rows: list[Row]) -> Row:
     times = [row["measured_ms"] for row in rows if row["measured_ms"] is not None]
     return {
         **rows[0],
-        "name": f"{_common([row['name'] for row in rows])} ×{len(rows)}",
-        "why": _common([row["why"] for row in rows]),
+        "name": f"{common([row['name'] for row in rows])} ×{len(rows)}",
+        "why": common([row["why"] for row in rows]),
         **{column: _sum(rows, column, empty=None) for column in sums},
         "measured_ms": sum(times) / len(times) if times else None,
     }
 
 
-def _common(texts: Sequence[str]) -> str:
+def common(texts: Sequence[str]) -> str:
     """Texts that differ in numbers only, as one."""
     numbers = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
     return _NUMBER.sub(lambda _: _range(next(numbers)), texts[0])

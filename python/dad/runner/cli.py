@@ -55,7 +55,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.doctor:
         from dad.runner.doctor import examine
 
-        return examine(_hosts(args) if args.hosts or args.hostfile else [], _ssh(args))
+        hosts = _hosts(args) if args.hosts or args.hostfile else []
+        return examine(hosts, _ssh(args), _interfaces(args))
     before = _lines(args.report)
     code = _launch(args)
     if args.report and code != 0:
@@ -100,18 +101,20 @@ def _plan(args: argparse.Namespace) -> LaunchPlan:
     command = args.command[1:] if args.command[:1] == ["--"] else args.command
     if not command:
         raise LaunchError("no command given; for example: dadrun -np 2 python train.py (dadrun --help)")
-    interfaces = args.network_interfaces
-    if args.network_interface:
-        interfaces = ",".join(filter(None, [interfaces, *args.network_interface]))
+    if args.output == "split" and args.output_filename is None:
+        raise LaunchError("--output split needs --output-filename DIR, where the output goes")
+    if args.output == "split" and args.controller == "mpi":
+        raise LaunchError("--output split does not work with --mpi: take --output-filename alone")
     return LaunchPlan(
         hosts=_hosts(args),
         command=command,
         num_proc=args.num_proc,
         variables=variables_from(args),
         ssh=_ssh(args),
-        interfaces=interfaces,
+        interfaces=_interfaces(args),
         output_dir=args.output_filename,
         timestamps=args.prefix_output_with_timestamp,
+        output=args.output,
         start_timeout=args.start_timeout or DEFAULT_START_TIMEOUT_SECONDS,
         verbose=args.verbose,
     )
@@ -132,6 +135,11 @@ def _hosts(args: argparse.Namespace) -> list[Host]:
     if count < 1:
         raise LaunchError(f"-np {count}: at least one process is needed")
     return [Host("localhost", count)]
+
+
+def _interfaces(args: argparse.Namespace) -> str | None:
+    given = [args.network_interfaces, *(args.network_interface or [])]
+    return ",".join(filter(None, given)) or None
 
 
 def _ssh(args: argparse.Namespace) -> SshOptions:

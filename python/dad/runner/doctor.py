@@ -14,11 +14,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from dad._version import __version__
 from dad.runner import network, remote
 from dad.runner.check_build import FRAMEWORKS, framework_status, plugin_status, rebuild_command
+from dad.runner.doctor_pairs import examine_pairs
+from dad.runner.findings import ABSENT, BROKEN, OK, Finding, report
 from dad.runner.hosts import Host
 from dad.runner.kv import KeyValueClient
 from dad.runner.rendezvous import RendezvousServer
@@ -26,27 +27,25 @@ from dad.runner.ssh import SshOptions, check_host, cure
 
 _EXCHANGE_SECONDS = 120
 _REMOTE_SECONDS = 60
-_OK, _BROKEN, _ABSENT = "✓", "✗", "–"
+_DADRUN = (sys.executable, "-m", "dad.runner.cli")
 
 
-@dataclass(frozen=True)
-class Finding:
-    mark: str
-    text: str
-
-
-def examine(hosts: list[Host], ssh: SshOptions) -> int:
+def examine(hosts: list[Host], ssh: SshOptions, interfaces: str | None = None) -> int:
     """Prints the findings; 0 if nothing is broken."""
-    broken = _report(_python())
-    without_core = _report(_core())
+    broken = report(_python())
+    without_core = report(_core())
     # Without the core these could only repeat its error.
     if not without_core:
-        broken += _report(_frameworks()) + _report(_plugins())
-    broken += without_core + _report(_rendezvous()) + _report(_ports())
-    unreachable = _report(_ssh_hosts(hosts, ssh))
+        broken += report(_frameworks()) + report(_plugins())
+    broken += without_core + report(_rendezvous()) + report(_ports())
+    unreachable = report(_ssh_hosts(hosts, ssh))
     broken += unreachable
+    if len(hosts) >= 2 and not unreachable:
+        lines = report(examine_pairs(hosts, _between(hosts, ssh, interfaces, "doctor_pairs_worker")))
+        broken += lines
+        unreachable += lines
     if not (without_core or unreachable):
-        broken += _report(_exchange(hosts, ssh))
+        broken += report(_exchange(hosts, ssh, interfaces))
     print(
         "everything works"
         if broken == 0
@@ -55,27 +54,18 @@ def examine(hosts: list[Host], ssh: SshOptions) -> int:
     return 0 if broken == 0 else 1
 
 
-def _report(findings: Iterator[Finding]) -> int:
-    """Prints each as soon as it is known; how many are broken."""
-    broken = 0
-    for finding in findings:
-        print(f"{finding.mark} {finding.text}", flush=True)
-        broken += finding.mark == _BROKEN
-    return broken
-
-
 def _python() -> Iterator[Finding]:
     fine = sys.version_info >= (3, 10)
     text = f"Python {platform.python_version()} ({sys.executable}), dad {__version__}"
-    yield Finding(_OK if fine else _BROKEN, text if fine else f"{text}: dad needs Python 3.10 or newer")
+    yield Finding(OK if fine else BROKEN, text if fine else f"{text}: dad needs Python 3.10 or newer")
 
 
 def _core() -> Iterator[Finding]:
     error = _import_error("dad._lib._core")
     if error is None:
-        yield Finding(_OK, "the core loads")
+        yield Finding(OK, "the core loads")
     else:
-        yield Finding(_BROKEN, f"the core does not load: {error}; build it: {rebuild_command()}")
+        yield Finding(BROKEN, f"the core does not load: {error}; build it: {rebuild_command()}")
 
 
 def _frameworks() -> Iterator[Finding]:
@@ -83,25 +73,25 @@ def _frameworks() -> Iterator[Finding]:
     for name, module in FRAMEWORKS.items():
         there, why = framework_status(module)
         if not there:
-            yield Finding(_ABSENT, f"{name}: {why}")
+            yield Finding(ABSENT, f"{name}: {why}")
             continue
         found += 1
         error = _import_error(f"dad.{module}")
         if error is None:
-            yield Finding(_OK, f"{name}: {why}, dad.{module} loads")
+            yield Finding(OK, f"{name}: {why}, dad.{module} loads")
         else:
-            yield Finding(_BROKEN, f"{name}: dad.{module} does not load: {error}; {rebuild_command()}")
+            yield Finding(BROKEN, f"{name}: dad.{module} does not load: {error}; {rebuild_command()}")
     if found == 0:
-        yield Finding(_BROKEN, f"no framework: pip install torch, then {rebuild_command()}")
+        yield Finding(BROKEN, f"no framework: pip install torch, then {rebuild_command()}")
 
 
 def _plugins() -> Iterator[Finding]:
     there, why = plugin_status("gloo")
     cure = f"apt-get install libgloo-dev, then {rebuild_command()}"
-    yield Finding(_OK, f"gloo: {why}") if there else Finding(_BROKEN, f"gloo: {why}; {cure}")
+    yield Finding(OK, f"gloo: {why}") if there else Finding(BROKEN, f"gloo: {why}; {cure}")
     there, why = plugin_status("mpi")
     cure = f"wanted only for --mpi and mpirun: apt-get install libopenmpi-dev, then {rebuild_command()}"
-    yield Finding(_OK, f"mpi: {why}") if there else Finding(_ABSENT, f"mpi: {why}; {cure}")
+    yield Finding(OK, f"mpi: {why}") if there else Finding(ABSENT, f"mpi: {why}; {cure}")
 
 
 def _rendezvous() -> Iterator[Finding]:
@@ -114,9 +104,9 @@ def _rendezvous() -> Iterator[Finding]:
                 cure = (
                     "does a firewall or a proxy (http_proxy) stand between? Choose with --network-interfaces"
                 )
-                yield Finding(_BROKEN, f"the rendezvous server does not answer at {address}; {cure}")
+                yield Finding(BROKEN, f"the rendezvous server does not answer at {address}; {cure}")
                 return
-    yield Finding(_OK, f"the rendezvous server answers at {', '.join(addresses)}")
+    yield Finding(OK, f"the rendezvous server answers at {', '.join(addresses)}")
 
 
 def _ports() -> Iterator[Finding]:
@@ -128,25 +118,25 @@ def _ports() -> Iterator[Finding]:
     except OSError as error:
         cure = "see: ss -s; sysctl net.ipv4.ip_local_port_range; ulimit -n"
         yield Finding(
-            _BROKEN, f"only {len(servers)} of {wanted} ports could be opened: {error.strerror}; {cure}"
+            BROKEN, f"only {len(servers)} of {wanted} ports could be opened: {error.strerror}; {cure}"
         )
         return
     finally:
         for server in servers:
             server.stop()
-    yield Finding(_OK, "ports can be opened")
+    yield Finding(OK, "ports can be opened")
 
 
 def _ssh_hosts(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
     for host in hosts:
         if network.is_local(host.name):
-            yield Finding(_OK, f"{host.name} is this machine")
+            yield Finding(OK, f"{host.name} is this machine")
             continue
         reason = check_host(host.name, ssh)
         if reason is not None:
             attempt = shlex.join([*ssh.command(host.name), "true"])
             what = "; ".join(filter(None, [reason, cure(reason, host.name, ssh), f"try: {attempt}"]))
-            yield Finding(_BROKEN, f"{host.name}: {what}")
+            yield Finding(BROKEN, f"{host.name}: {what}")
             continue
         yield _remote_dad(host.name, ssh)
 
@@ -158,42 +148,45 @@ def _remote_dad(host: str, ssh: SshOptions) -> Finding:
         # As a rank would run it: dad may be found by PYTHONPATH only.
         code, out, err = remote.run_remote(host, ssh, command, dict(os.environ), _REMOTE_SECONDS)
     except subprocess.TimeoutExpired:
-        return Finding(_BROKEN, f"{host}: no answer within {_REMOTE_SECONDS} s to: {shlex.join(command)}")
+        return Finding(BROKEN, f"{host}: no answer within {_REMOTE_SECONDS} s to: {shlex.join(command)}")
     if code != 0:
         why = (err.strip().splitlines() or ["no message"])[-1]
-        return Finding(
-            _BROKEN, f"{host}: dad is not there ({why}); install it for {sys.executable} on {host}"
-        )
+        return Finding(BROKEN, f"{host}: dad is not there ({why}); install it for {sys.executable} on {host}")
     version = (out.strip().splitlines() or ["nothing"])[-1]
     if version != __version__:
         return Finding(
-            _BROKEN, f"{host} has dad {version}, this machine {__version__}; install the same on both"
+            BROKEN, f"{host} has dad {version}, this machine {__version__}; install the same on both"
         )
-    return Finding(_OK, f"{host}: ssh works, dad {version} is there")
+    return Finding(OK, f"{host}: ssh works, dad {version} is there")
 
 
-def _exchange(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
+def _between(hosts: list[Host], ssh: SshOptions, interfaces: str | None, worker: str) -> list[str]:
+    """The command that starts a worker of the doctor once on each host."""
+    command = [*_DADRUN, "-H", ",".join(f"{host.name}:1" for host in hosts)]
+    command += ["-p", str(ssh.port)] if ssh.port is not None else []
+    command += ["-i", ssh.identity_file] if ssh.identity_file is not None else []
+    command += ["--network-interfaces", interfaces] if interfaces is not None else []
+    return [*command, sys.executable, "-m", f"dad.runner.{worker}"]
+
+
+def _exchange(hosts: list[Host], ssh: SshOptions, interfaces: str | None) -> Iterator[Finding]:
     """A real allreduce, started by dadrun itself; with two hosts or more, between them."""
-    command = [sys.executable, "-m", "dad.runner.cli"]
     if len(hosts) >= 2:
-        command += ["-H", ",".join(f"{host.name}:1" for host in hosts)]
-        command += ["-p", str(ssh.port)] if ssh.port is not None else []
-        command += ["-i", ssh.identity_file] if ssh.identity_file is not None else []
+        command = _between(hosts, ssh, interfaces, "doctor_worker")
         what = f"an allreduce between {len(hosts)} hosts"
     else:
-        command += ["-np", "2"]
+        command = [*_DADRUN, "-np", "2", sys.executable, "-m", "dad.runner.doctor_worker"]
         what = "an allreduce between 2 processes"
-    command += [sys.executable, "-m", "dad.runner.doctor_worker"]
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=_EXCHANGE_SECONDS)
     except subprocess.TimeoutExpired:
-        yield Finding(_BROKEN, f"{what}: no result within {_EXCHANGE_SECONDS} s; try: {shlex.join(command)}")
+        yield Finding(BROKEN, f"{what}: no result within {_EXCHANGE_SECONDS} s; try: {shlex.join(command)}")
         return
     if answer.returncode == 0:
-        yield Finding(_OK, f"{what}: the result is right")
+        yield Finding(OK, f"{what}: the result is right")
         return
     tail = "\n".join(f"    {line}" for line in answer.stderr.strip().splitlines()[-8:])
-    yield Finding(_BROKEN, f"{what} failed; try: {shlex.join(command)}\n{tail}")
+    yield Finding(BROKEN, f"{what} failed; try: {shlex.join(command)}\n{tail}")
 
 
 def _import_error(module: str) -> str | None:

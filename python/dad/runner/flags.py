@@ -72,6 +72,13 @@ def _add_basic(parser: argparse.ArgumentParser) -> None:
     )
     add("--output-filename", metavar="DIR", help="also write DIR/rank.N/stdout and …/stderr")
     add(
+        "--output",
+        choices=("tagged", "merged", "split"),
+        default="tagged",
+        help="lines with the rank in front (default), lines as they are, or only in the files of "
+        "--output-filename",
+    )
+    add(
         "-prefix-timestamp",
         "--prefix-output-with-timestamp",
         action="store_true",

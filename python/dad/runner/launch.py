@@ -14,7 +14,7 @@ from dad.runner import network, remote, secret
 from dad.runner.errors import LaunchError
 from dad.runner.hosts import Host, Slot, assign_ranks
 from dad.runner.job import Job
-from dad.runner.output import RankStream, bytes_of, open_copies
+from dad.runner.output import Nowhere, RankStream, bytes_of, open_copies
 from dad.runner.processes import RankProcess
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import SshOptions, check_hosts
@@ -39,6 +39,7 @@ class LaunchPlan:
     interfaces: str | None = None
     output_dir: str | None = None
     timestamps: bool = False
+    output: str = "tagged"  # or merged, split: see flags.py
     start_timeout: float = DEFAULT_START_TIMEOUT_SECONDS
     verbose: bool = False
 
@@ -226,14 +227,14 @@ def start_rank(
     if plan.verbose:
         how = "over ssh" if is_remote else "here"
         print(f"dadrun: rank {slot.rank} on {slot.host} ({how}): {shlex.join(plan.command)}", file=sys.stderr)
-    shown: dict[str, Any] = {"timestamps": plan.timestamps}
+    shown: dict[str, Any] = {"timestamps": plan.timestamps, "prefix": plan.output == "tagged"}
+    is_split = plan.output == "split"
+    streams = [Nowhere() if is_split else bytes_of(stream) for stream in (sys.stdout, sys.stderr)]
     return RankProcess(
         label=f"rank {slot.rank}",
         host=slot.host,
         remote=is_remote,
         process=process,
-        stdout=RankStream(slot.rank, "stdout", bytes_of(sys.stdout), copy=out, **shown),
-        stderr=RankStream(
-            slot.rank, "stderr", bytes_of(sys.stderr), copy=err, tracebacks=tracebacks, **shown
-        ),
+        stdout=RankStream(slot.rank, "stdout", streams[0], copy=out, **shown),
+        stderr=RankStream(slot.rank, "stderr", streams[1], copy=err, tracebacks=tracebacks, **shown),
     )

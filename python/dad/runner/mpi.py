@@ -126,7 +126,7 @@ def openmpi_command(job: MpiJob) -> list[str]:
     binding = job.binding_args
     command += shlex.split(binding) if binding else ["--bind-to", "none", "--map-by", "slot"]
     command += ["--timestamp-output"] if plan.timestamps else []
-    command += ["--tag-output"]
+    command += ["--tag-output"] if plan.output == "tagged" else []
     if plan.output_dir is not None:
         command += ["--output-filename", plan.output_dir]
     if job.net.remote_hosts:
@@ -155,7 +155,8 @@ def _networks(job: MpiJob) -> str | None:
 def mpich_command(job: MpiJob) -> list[str]:
     plan = job.plan
     # Hydra passes the whole environment by itself.
-    command = [job.mpirun, "-np", str(len(job.slots)), "-hosts", _slots_by_host(job.slots), "-prepend-rank"]
+    command = [job.mpirun, "-np", str(len(job.slots)), "-hosts", _slots_by_host(job.slots)]
+    command += ["-prepend-rank"] if plan.output == "tagged" else []
     command += shlex.split(job.binding_args or "")
     if plan.output_dir is not None:
         os.makedirs(plan.output_dir, exist_ok=True)

@@ -30,6 +30,13 @@ class ByteSink(Protocol):
     def flush(self) -> object: ...
 
 
+class Nowhere:
+    """For output that nobody is to see."""
+
+    def write(self, data: bytes, /) -> None: ...
+    def flush(self) -> None: ...
+
+
 class _TextSink:
     """A notebook's stdout takes text only."""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from dad import dry_run
 from dad.basics import Average
 from dad.errors import MismatchError, ReplicaError
 from dad.log import log
@@ -296,6 +297,8 @@ class Board:
             pending.append(session.steps + 1)
         elif (due := replicas.next_due()) is not None and self._can_compare():
             pending.append(self._compared_from + due)
+        if dry_run.current() is not None:
+            pending.append(session.steps + 1)  # which counts steps
         at = min(pending) - self._first_step if pending else _NEVER
         library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from dad import dry_run
 from dad._lib import _core
 from dad.arguments import reduce_op, require_variables_of, set_id
 from dad.basics import Adasum, Average, Max, Sum
@@ -63,7 +64,9 @@ def is_elastic() -> bool:
 
 def is_active(process_set: ProcessSet) -> bool:
     """Whether there is anybody to talk to."""
-    return process_set.included() and (process_set.size() > 1 or is_elastic())
+    return process_set.included() and (
+        process_set.size() > 1 or is_elastic() or dry_run.current() is not None
+    )
 
 
 def variable_name(variable: Any, number: int) -> str:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import copy
 import itertools
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from dad.methods import compression as _methods
+from dad.methods.compression import Vgc
 from dad.methods.planned import planned_method
 from dad.planning import planner
-from dad.planning.link import bytes_per_second, product_rate
+from dad.planning.compare import Comparison, Rows, asked_for, compare
+from dad.planning.link import line_of, product_rate
 from dad.planning.session import layers_of
 from dad.planning.table import plan_rows
 from dad.torch import capture
@@ -32,11 +35,11 @@ def plan(
     link: str = "100mbit",
     compression: Any = None,
     loss: Callable[[Any], torch.Tensor] | None = None,
-) -> list[dict[str, Any]]:
+) -> Rows:
     """See dad.plan()."""
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
-    rate = bytes_per_second(link)
+    line = line_of(link)
     compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
     # The user's model keeps its gradients, buffers and random numbers.
     model = copy.deepcopy(model)
@@ -50,14 +53,25 @@ def plan(
         seen = _seen(model, example_batch, loss or _sum, planned)
     costs = planner.Costs(
         size=size,
-        bytes_per_second=rate,
+        bytes_per_second=line.bytes_per_second,
         flops_per_second=product_rate(multiply),
         seed=_methods.seed_from_environment(),
     )
     choices = planner.make_plan(layers_of(planned, [seen] * size), costs).choices
     for slot in planned:
         slot.planned = True
-    return plan_rows(slots, choices, size, "asked for", measured={})
+
+    def compared() -> Comparison:
+        watched = [Slot(param, name, None, 1, method=Vgc()) for name, param in model.named_parameters()]
+        with torch.random.fork_rng():
+            seen = _seen(model, example_batch, loss or _sum, watched)
+            began = time.perf_counter()
+            _pass(model, example_batch, loss or _sum)
+            seconds = time.perf_counter() - began
+        rate = costs.flops_per_second
+        return compare(watched, seen, size, line, rate, seconds, asked=asked_for(compression))
+
+    return Rows(plan_rows(slots, choices, size, "asked for", measured={}), compared)
 
 
 def _seen(
@@ -70,19 +84,24 @@ def _seen(
         if slot.param.is_floating_point():
             slot.capture_id = capture.track(slot.param, observing_mode(slot.method), owner)
     try:
-        with torch.enable_grad():
-            if isinstance(batch, Mapping):
-                output = model(**batch)
-            elif isinstance(batch, tuple | list):
-                output = model(*batch)
-            else:
-                output = model(batch)
-            loss(output).backward()
+        _pass(model, batch, loss)
         return observe(slots)
     finally:
         for slot in slots:
             if slot.capture_id >= 0:
                 capture.untrack(slot.param, owner)
+
+
+def _pass(model: torch.nn.Module, batch: Any, loss: Callable[[Any], torch.Tensor]) -> None:
+    """A forward and backward pass."""
+    with torch.enable_grad():
+        if isinstance(batch, Mapping):
+            output = model(**batch)
+        elif isinstance(batch, tuple | list):
+            output = model(*batch)
+        else:
+            output = model(batch)
+        loss(output).backward()
 
 
 def _sum(output: Any) -> torch.Tensor:

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from dad import dry_run
 from dad._lib import _core
 from dad.arguments import set_id
 from dad.basics import Adasum, Average, Sum, rank, size
@@ -315,7 +316,9 @@ def DistributedOptimizer(
         named_parameters = model.named_parameters()
     named_parameters = None if named_parameters is None else list(named_parameters)
     set_id(process_set)  # that there is such a set
-    active = process_set.included() and (len(process_set.ranks) > 1 or _elastic())
+    active = process_set.included() and (
+        len(process_set.ranks) > 1 or _elastic() or dry_run.current() is not None
+    )
 
     if op == Adasum and size() > 1:
         wrapped = _with_base(DeltaOptimizer, optimizer)

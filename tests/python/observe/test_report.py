@@ -1,6 +1,7 @@
 """`dad report` and `dad env`: a page from a real job, and from one with many layers."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -10,8 +11,10 @@ import pytest
 
 from dad.cli import main
 from dad.observe.environment import environment
+from dad.observe.files import live_path
 from dad.observe.page import ReportError, page, read_report
 from dad.observe.samples import MOST, Samples
+from dad.observe.top import TopError, show, top
 from util import job_environment, needs_torch
 
 TRAIN = """
@@ -25,7 +28,7 @@ optimizer = hvd.DistributedOptimizer(
     torch.optim.SGD(model.parameters(), lr=0.1), named_parameters=model.named_parameters()
 )
 hvd.broadcast_parameters(model.state_dict(), 0)
-end = time.monotonic() + 3.5
+end = time.monotonic() + 4.5
 while hvd.allreduce(torch.tensor(end - time.monotonic()), op=hvd.Min, name="left") > 0:
     optimizer.zero_grad()
     model(torch.randn(32, 64)).square().mean().backward()
@@ -61,7 +64,14 @@ def test_a_page_shows_methods_bytes_and_effective_ranks_of_a_job(tmp_path, capsy
     file, out = tmp_path / "run.jsonl", tmp_path / "report.html"
     command = [sys.executable, "-m", "dad.runner.cli", "-np", "2", "--report", str(file)]
     command += ["--compression", "rank_dad:rank=4", sys.executable, str(tmp_path / "train.py")]
-    subprocess.run(command, env=job_environment(), check=True, timeout=120)
+    with subprocess.Popen(command, env=job_environment()) as job:
+        assert main(["top", str(file), "--once", "--wait", "100"]) == 0
+        live = capsys.readouterr().out
+        assert job.wait(120) == 0
+    assert ": 2 ranks, 0:0" in live and "rank 0 sends" in live
+    assert not live_path(file).exists()
+    assert main(["top", str(file)]) == 1
+    assert "no job with this report is running" in capsys.readouterr().err
 
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert sorted(line["rank"] for line in lines) == [0, 1]  # a line of each rank, as before
@@ -73,11 +83,18 @@ def test_a_page_shows_methods_bytes_and_effective_ranks_of_a_job(tmp_path, capsy
     assert samples[-1]["effective"]["0.weight"] > 0
     assert {row["name"]: row["method"] for row in first["plan"]}["0.weight"] == "rank_dad"
 
+    (plan,) = first["events"]
+    assert plan["kind"] == "plan" and "step 1: the first step without a plan" in plan["text"]
+    step = {row[0]: row[1:] for row in first["step"]["tensors"]}
+    submitted, began, ended, last = step["0.weight"]
+    assert 0 <= submitted <= began < ended and last in (0, 1)
+
     assert main(["report", str(file), "-o", str(out)]) == 0
     assert "2 ranks" in capsys.readouterr().out
     text = out.read_text()
     check_page(text)
     row = re.search(r"<tr><td>0\.weight</td>.*", text)[0]
+    assert "Beyond the gradient veil" in text and "the first step without a plan" in text
     assert "rank_dad" in row and "polyline" in row and "rank 4" in row
 
 
@@ -122,6 +139,65 @@ def test_samples_of_a_long_job_stay_few_and_span_it():
     seconds = [sample["seconds"] for sample in samples.stop()]
     assert len(seconds) < MOST
     assert seconds == sorted(seconds) and seconds[0] == 0 and seconds[-1] > 9_000
+
+
+def state(seconds, steps, events=()):
+    tensors = {
+        f"layer{i}.weight": {"wire_bytes_sent": steps * i, "ratio": 4.0, "effective": 0.25, "worst": {}}
+        for i in range(100)
+    }
+    tensors["late"] = {
+        "wire_bytes_sent": 10**6 * steps,
+        "ratio": None,
+        "worst": {"seconds": 0.02, "last_rank": 3},
+    }
+    stats = {
+        "steps": steps,
+        "wire_bytes_sent": 2000 * steps,
+        "wire_bytes_received": 0,
+        "dense_bytes": 8000 * steps,
+    }
+    return {
+        "job": "j",
+        "pid": os.getpid(),
+        "size": 8,
+        "seconds": seconds,
+        "stats": {**stats, "tensors": tensors},
+        "methods": {"late": "vgc"},
+        "events": list(events),
+    }
+
+
+def test_top_shows_rates_of_the_last_second_and_fits_the_screen():
+    warning = {"seconds": 9.0, "kind": "warning", "text": "not finite " * 30}
+    screen = show(state(3700.0, 520, [warning]), state(3698.0, 500), 80, 20, colour=False)
+    lines = screen.splitlines()
+    assert len(lines) <= 20 and max(map(len, lines)) <= 80
+    assert lines[0] == "j: 8 ranks, 1:01:40, step 520, 10 steps/s"
+    assert "sends 20 kB/s" in lines[1] and "4x fewer" in lines[1]
+    late = next(line for line in lines if line.startswith("late"))
+    assert late.split() == ["late", "vgc", "10", "MB", "520", "MB", "20", "3"]
+    assert lines.index(late) < lines.index(next(line for line in lines if line.startswith("layer99")))
+    assert "more tensors" in lines[-1]
+
+
+def test_top_ends_with_the_job_and_tells_one_that_was_killed(tmp_path, capsys):
+    file = tmp_path / "run.jsonl"
+    live_path(file).write_text(json.dumps(state(5.0, 50)))
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 2:
+            live_path(file).unlink()  # as the rank does at its end
+
+    top(str(file), pause=pause)
+    assert capsys.readouterr().out.endswith(f"the job has ended: dad report {file}\n")
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    live_path(file).write_text(json.dumps({**state(5.0, 50), "pid": ended.pid}))
+    with pytest.raises(TopError, match="was killed at step 50"):
+        top(str(file))
 
 
 def test_env_hides_what_may_be_secret(monkeypatch, capsys):

@@ -192,6 +192,36 @@ def test_output_goes_to_files_too(tmp_path):
     assert time.asctime()[:3] in done.stdout
 
 
+WRITES_AND_FAILS = """
+import os, sys, time
+rank = os.environ["DAD_RANK"]
+print("out of", rank, flush=True)
+if rank == "1":
+    sys.exit("it is over")
+time.sleep(20)
+"""
+
+
+@pytest.mark.parametrize("output", ["merged", "split"])
+def test_output_without_tags_and_in_files_only(output, tmp_path):
+    job = dadrun(
+        *("-np", "2", "--output", output, "--output-filename", str(tmp_path)),
+        *(sys.executable, "-c", WRITES_AND_FAILS),
+    )
+    assert job.returncode == 1
+    assert (tmp_path / "rank.1" / "stderr").read_text() == "it is over\n"
+    assert (tmp_path / "rank.0" / "stdout").read_text() in ("out of 0\n", "")  # it may be ended before
+    assert ("out of 1\n" in job.stdout.splitlines(keepends=True)) == (output == "merged")
+    assert "<std" not in job.stdout + job.stderr
+    # Whoever sees nothing of the output is told all the same which rank it was, and why.
+    assert "rank 1" in job.stderr and "    it is over" in job.stderr
+
+
+def test_split_output_needs_a_place_to_go():
+    job = dadrun("-np", "2", "--output", "split", "true")
+    assert job.returncode == 2 and "needs --output-filename" in job.stderr
+
+
 # ---- the end
 
 

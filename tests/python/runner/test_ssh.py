@@ -19,6 +19,9 @@ import pytest
 
 import dad
 from dad.libraries import build_info
+from dad.runner.doctor_pairs import interpret
+from dad.runner.doctor_pairs_worker import MARK
+from dad.runner.hosts import Host
 from dad.runner.remote import remote_shell_command
 from dad.runner.ssh import SshOptions, check_host
 
@@ -323,3 +326,13 @@ def test_elastic_job_goes_on_without_a_host_and_takes_it_back(ssh_environment, t
     assert job.returncode == 0, "".join(lines)
     assert "node2:0 place 0 1 0 1 0 1" in "".join(lines)
     wait_until(lambda: not marked_processes(mark))
+
+
+def test_the_doctor_looks_at_the_lines_between_hosts(ssh_environment):
+    worker = (sys.executable, "-m", "dad.runner.doctor_pairs_worker")
+    done = dadrun(ssh_environment, "-H", "node1:1,node2:1", *worker)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout.partition(MARK)[2])
+    told = [finding.text for finding in interpret([Host("node1", 2), Host("node2", 1)], found)]
+    assert told[0] == "each of 2 hosts reaches all others"
+    assert any("--hierarchical-allreduce" in text for text in told)

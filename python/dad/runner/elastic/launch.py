@@ -33,7 +33,7 @@ from dad.runner.launch import (
     worker_variables,
     working_directory,
 )
-from dad.runner.output import RankStream
+from dad.runner.output import Nowhere, RankStream
 from dad.runner.processes import KILL, ProcessPool, RankProcess
 from dad.runner.rendezvous import RendezvousServer
 from dad.runner.secret import notification_key
@@ -129,11 +129,6 @@ def _first_hosts(script: Script, settings: Settings) -> list[Host]:
             said = now
             print(f"dadrun: {script.path} {now}; waiting for more", file=sys.stderr, flush=True)
         time.sleep(1.0)
-
-
-class _Nowhere:
-    def write(self, data: bytes, /) -> None: ...
-    def flush(self) -> None: ...
 
 
 class _Launch:
@@ -363,7 +358,7 @@ class _Launch:
             )
         else:
             process = remote.start_local(command, environment, working_directory(), alone=True)
-        streams = [RankStream(0, name, _Nowhere()) for name in ("stdout", "stderr")]
+        streams = [RankStream(0, name, Nowhere()) for name in ("stdout", "stderr")]
         self._pool.add(RankProcess(f"warm start on {host}", host, is_remote, process, *streams))
 
     def abandon_round(self) -> None:

@@ -19,6 +19,7 @@ if HAS_KERAS_3:
         LearningRateScheduleCallback,
         LearningRateWarmupCallback,
         MetricAverageCallback,
+        TensorBoardScalars,
     )
 else:
     from dad._keras import callback_parts as parts
@@ -58,3 +59,6 @@ else:
 
     class CompressionReport(parts.ReportCompression, _Callback):  # type: ignore[no-redef]
         __doc__ = parts.ReportCompression.__doc__
+
+    class TensorBoardScalars(parts.WriteScalars, _Callback):  # type: ignore[no-redef]
+        __doc__ = parts.WriteScalars.__doc__
