@@ -231,12 +231,14 @@ TEST(GlooProgress, CountsBytesThatMoveAndNotWhatAStoppedPeersKernelTakes) {
   TransportMaker maker("gloo", 2);
   StoppingSink stopped;
   std::promise<void> looked;
-  // Looks until two looks are the same.
+  // Looks until nothing has moved for half a second: on a busy machine threads pause.
   const auto settle = [](Transport& transport) {
     int64_t last = -1;
-    for (int64_t now = 0; now != last;) {
-      last = std::exchange(now, transport.ProgressWith(1));
-      std::this_thread::sleep_for(milliseconds(100));
+    for (int same = 0; same < 10; ++same) {
+      const int64_t now = transport.ProgressWith(1);
+      if (now != last) same = 0;
+      last = now;
+      std::this_thread::sleep_for(milliseconds(50));
     }
     return last;
   };
