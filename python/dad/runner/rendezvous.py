@@ -21,7 +21,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from dad.runner.http_front import Front, Request
+from dad.runner.http_front import Front, Request, log
 from dad.runner.secret import store_key
 
 HELLO_SCOPE = "dad"
@@ -229,6 +229,8 @@ class RendezvousServer:
         self._front.stop()
         self._thread.join()
         self._front.close()
+        if self.num_refused > 1:  # one has been named
+            log.warning("the rendezvous server has refused %d requests", self.num_refused)
 
     def __enter__(self) -> RendezvousServer:
         return self

@@ -72,10 +72,13 @@ def of_launcher(environ: Mapping[str, str]) -> bytes:
 
 def of_rank(environ: Mapping[str, str]) -> bytes:
     """Of this process's job; empty if that has none. Raises SecretError."""
-    place = environ.get(PLACE_VARIABLE)
+    place, path = environ.get(PLACE_VARIABLE), environ.get(FILE_VARIABLE)
     if place:
-        return _read_place(place)
-    path = environ.get(FILE_VARIABLE)
+        try:
+            return _read_place(place)
+        except SecretError:
+            if not path:
+                raise  # else dadrun has it from the same file
     return read_file(path) if path else b""
 
 
