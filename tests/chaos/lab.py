@@ -61,7 +61,11 @@ class Lab:
         for number in range(1, self.count):
             server = [SSHD, "-D", "-e", "-f", self.folder / "sshd_config"]
             subprocess.Popen(
-                [*self.inside(number), *server], stderr=subprocess.DEVNULL, start_new_session=True
+                [*self.inside(number), *server],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
             )
         probe = [*self.inside(0), wrapper, "-o", "StrictHostKeyChecking=no"]
         for host in self.hosts[1:]:
