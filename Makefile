@@ -37,6 +37,9 @@ test-cuda12:  ## the kernels by nvcc 12.4, declarations against CUDA 12's header
 chaos: setup  ## faults at random times, and what must hold after them; CHAOS_SECONDS (150), 3600 for an hour
 	@$(VENV)/bin/python tests/chaos/chaos.py --seconds $${CHAOS_SECONDS:-150}
 
+storm: setup  ## ranks of one elastic job are killed all the time: throughput, pauses, ranks in a step; STORM_SECONDS (300)
+	@$(VENV)/bin/python tests/chaos/storm.py --seconds $${STORM_SECONDS:-300}
+
 fuzz:  ## the decoders under libFuzzer, for ten minutes or FUZZ_SECONDS
 	@scripts/fuzz.sh
 
@@ -77,4 +80,4 @@ wheels: setup  ## the same with op libraries for every version in scripts/wheel_
 clean:  ## what was built; not .venv
 	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos fuzz lint tidy format bench docs wheel wheels clean
+.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos storm fuzz lint tidy format bench docs wheel wheels clean

@@ -17,6 +17,9 @@ constexpr int kAttempts = 3;
 constexpr milliseconds kBetweenAttempts{500};
 constexpr milliseconds kPerRequest{10'000};
 constexpr milliseconds kLongestPoll{100};
+// Whoever does not want to wait for a key still has to wait for the answer.
+constexpr milliseconds kShortestRequest{2'000};
+constexpr int kGone = 410;
 constexpr int kUnauthorized = 401;
 constexpr int kForbidden = 403;
 
@@ -73,6 +76,9 @@ Result<HttpReply> HttpStore::Ask(const std::string& verb, const std::string& key
     Result<HttpReply> reply =
         AskOnce(verb, path, body, std::min(deadline, Clock::now() + kPerRequest));
     if (reply.ok() && (reply.value().status == 200 || reply.value().status == 404)) return reply;
+    if (reply.ok() && reply.value().status == kGone) {
+      return Status::Aborted("this round of the job is over, since a rank was lost or left");
+    }
     last = reply.ok() ? Status::Unavailable("HTTP status " + std::to_string(reply.value().status))
                       : reply.status();
     if (last.code() == StatusCode::kInvalidArgument) break;
@@ -97,7 +103,8 @@ Result<std::string> HttpStore::Get(const std::string& key, milliseconds timeout)
   const auto deadline = Clock::now() + timeout;
   Backoff backoff(kLongestPoll, deadline);
   do {
-    Result<HttpReply> reply = Ask("GET", key, "", deadline);
+    const auto answer_by = std::max(deadline, Clock::now() + kShortestRequest);
+    Result<HttpReply> reply = Ask("GET", key, "", answer_by);
     if (!reply.ok() && reply.status().code() != StatusCode::kTimeout) return reply.status();
     if (reply.ok() && reply.value().status == 200) return std::move(reply.value().body);
   } while (backoff.Wait());
@@ -107,6 +114,13 @@ Result<std::string> HttpStore::Get(const std::string& key, milliseconds timeout)
 
 Status HttpStore::Delete(const std::string& key) {
   return Ask("DELETE", key, "", NoDeadline()).status();
+}
+
+// dadrun's server says kGone of any key that is not there when a round has been abandoned.
+Status HttpStore::CheckRound() {
+  Result<HttpReply> reply = Ask("GET", "is_over", "", Clock::now() + kShortestRequest);
+  if (reply.ok() || reply.status().code() != StatusCode::kAborted) return Status::Ok();
+  return reply.status();
 }
 
 }  // namespace dad

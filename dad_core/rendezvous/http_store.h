@@ -27,6 +27,7 @@ class HttpStore final : public Store {
   Status Set(const std::string& key, const std::string& value) override;
   Result<std::string> Get(const std::string& key, std::chrono::milliseconds timeout) override;
   Status Delete(const std::string& key) override;
+  Status CheckRound() override;
 
  private:
   using Clock = std::chrono::steady_clock;

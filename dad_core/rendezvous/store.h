@@ -18,6 +18,9 @@ class Store {
   // Waits for the key; kTimeout names it.
   virtual Result<std::string> Get(const std::string& key, std::chrono::milliseconds timeout) = 0;
   virtual Status Delete(const std::string& key) = 0;
+  // kAborted if the launcher says that ranks which are not there yet will not come: the round of an
+  // elastic job is over. An OK does not say that they will.
+  virtual Status CheckRound() { return Status::Ok(); }
 };
 
 // `text` with every byte that is not a letter, a digit, '-' or '_' as %XX: one part

@@ -3,19 +3,23 @@
     python tests/chaos/chaos.py [--seconds 150] [--seed N]     rounds until the time is over
     python tests/chaos/chaos.py --round SEED                   one round again, with its output
 
-A round is drawn from its seed alone: a method, elastic or plain, and a fault: kill -9, SIGSTOP for a while, an
-exception on one rank, os._exit(0) on one rank, Ctrl-C, or the launcher killed, at any time from the start of
-the job to its end. After it
+A round is drawn from its seed alone: a method, elastic or plain, and a fault at any time from the start of the
+job to its end: kill -9, SIGSTOP for a while, an exception on one rank, os._exit(0) on one rank, a rank that is
+ten times slower, one that gets no more memory, a full disk under timeline, report and checkpoints, a second job,
+Ctrl-C, or the launcher killed; and where there are network namespaces (lab.py), on three hosts, a line that is cut
+for a while, one of 1 Mbit, and 5 % loss. After it
 - the training is right (all ranks have the same bits, and a loss near that of a calm run), or the job ends in
   bounded time with an error that names a rank;
-- no process is left, nothing in /dev/shm, and the checkpoint is a whole one.
+- no process is left, nothing in /dev/shm, no half-written file, and the checkpoint is a whole one.
 """
 
 import argparse
+import collections
 import contextlib
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,18 +28,28 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import lab as labs
 import psutil
 import torch
 
 TRAINER = Path(__file__).with_name("trainer.py")
 METHODS = ("none", "fp16", "exact", "vgc", "rank_dad:rank=2", "powersgd:rank=2", "topk:ratio=0.1")
-FAULTS = ("kill", "stop", "raise", "exit0", "ctrl-c", "kill launcher")
+FAULTS = ("kill", "stop", "raise", "exit0", "ctrl-c", "kill launcher", "slow", "no memory", "second job")
+ROOT_FAULTS = ("full disk",)
+LINE_FAULTS = ("line cut", "1 mbit", "5 % loss")
+# After these a rank need not be lost, or may not be: it is not theirs to end a job.
+HARMLESS = ("slow", "full disk", "second job", "1 mbit", "5 % loss")
 RANKS = 3
+DISK_KILOBYTES = 512
+# That a rank of a job on lines may be silent.
+LINE_TIMEOUT_SECONDS = "5"
 STEPS = 60
 # A job on a busy machine: importing torch alone may take half a minute.
 JOB_SECONDS = 150.0
 # After the launcher is gone, or was told to stop.
 END_SECONDS = 10.0
+# A worker whose line was cut hears of the end by its silence.
+CUT_END_SECONDS = 40.0
 # Losses of a calm run and of one with faults, relative: other numbers of ranks see other batches.
 LOSS_TOLERANCE = 0.5
 NAMED = re.compile(r"dadrun: rank \d+ on \S+ failed: |dadrun: .*no rank is left|LostStateError")
@@ -52,30 +66,57 @@ class Round:
     pause: float
 
 
+def possible_faults():
+    return FAULTS + ROOT_FAULTS * (os.geteuid() == 0) + LINE_FAULTS * labs.is_possible()
+
+
 def draw(seed):
+    """What this machine cannot do is drawn like the rest: a seed means the same everywhere."""
     chance = random.Random(seed)
     return Round(
         seed,
         chance.choice(METHODS),
         chance.random() < 0.6,
-        chance.choice(FAULTS),
+        chance.choice(FAULTS + ROOT_FAULTS + LINE_FAULTS),
         chance.randrange(RANKS),
-        chance.uniform(0.0, 1.1),
+        # As often at the start, and at the end, as in between.
+        chance.choice((chance.uniform(0.0, 0.4), chance.uniform(0.4, 0.9), chance.uniform(0.9, 1.1))),
         chance.uniform(0.2, 4.0),
     )
 
 
 class Job:
-    def __init__(self, method, is_elastic):
+    """lab: the hosts it runs on; None: this machine. disk: what FOLDER/disk is, and what is written there."""
+
+    def __init__(self, method, is_elastic, lab=None, has_small_disk=False):
         self.folder = Path(tempfile.mkdtemp(prefix="dad-chaos-"))
+        self.disk = self.folder / "disk"
+        self.disk.mkdir()
         self.log = self.folder / "output"
         self.shared_memory = set(os.listdir("/dev/shm"))
+        self.end_seconds = END_SECONDS if lab is None else CUT_END_SECONDS
         command = [sys.executable, "-m", "dad.runner.cli", "-np", str(RANKS)]
         command += ["--min-np", "1"] if is_elastic else []
+        self.has_small_disk = has_small_disk
+        if has_small_disk:
+            mount = ["mount", "-t", "tmpfs", "-o", f"size={DISK_KILOBYTES}k", "dad-chaos", self.disk]
+            subprocess.run(mount, check=True)
+            command += [
+                "--report",
+                str(self.disk / "report"),
+                "--timeline-filename",
+                str(self.disk / "timeline"),
+            ]
+        environment = dict(os.environ)
+        if lab is not None:
+            command = [*lab.inside(0), *command, "-H", ",".join(f"{host}:1" for host in lab.hosts)]
+            environment |= {**lab.environment(), "DAD_TIMEOUT_SECONDS": LINE_TIMEOUT_SECONDS}
         mode = "elastic" if is_elastic else "plain"
         command += [sys.executable, str(TRAINER), str(self.folder), method, mode, str(STEPS)]
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                command, env=environment, stdout=log, stderr=log, start_new_session=True
+            )
         self.started_at = time.monotonic()
 
     def wait(self, seconds):
@@ -109,9 +150,12 @@ class Job:
             with contextlib.suppress(psutil.Error, OSError):
                 process.kill()
         self.process.wait()
+        if self.has_small_disk:
+            subprocess.run(["umount", "--lazy", self.disk], check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def plant(job, this):
+def plant(job, this, lab):
     """False if nobody was there."""
     if this.fault in ("ctrl-c", "kill launcher"):
         if job.process.poll() is not None:
@@ -124,6 +168,21 @@ def plant(job, this):
     try:
         if this.fault == "kill":
             rank.kill()
+        elif this.fault == "full disk":
+            with contextlib.suppress(OSError), (job.disk / "filler").open("wb") as filler:
+                while True:
+                    filler.write(bytes(4096))
+                    filler.flush()
+        elif this.fault == "line cut":
+            lab.plug(this.slot, "down")
+            time.sleep(3.0 * this.pause)
+            lab.plug(this.slot, "up")
+        elif this.fault == "1 mbit":
+            lab.throttle(this.slot, "1mbit")
+            time.sleep(this.pause)
+            lab.throttle(this.slot, None)
+        elif this.fault in ("second job", "5 % loss"):
+            pass  # it has been there from the beginning
         elif this.fault == "stop":
             rank.suspend()
             time.sleep(this.pause)
@@ -141,14 +200,16 @@ def check(job, this, planted, code, calm_loss):
     text = job.log.read_text()
     if code is None:
         wrong.append("the job did not end")
-    deadline = time.monotonic() + END_SECONDS
+    deadline = time.monotonic() + job.end_seconds
     while (left := job.left_running()) and time.monotonic() < deadline:
         time.sleep(0.1)
     if left:
         wrong.append(f"left running: {[process.pid for process in left]}")
     if new := set(os.listdir("/dev/shm")) - job.shared_memory:
         wrong += [f"left in /dev/shm: {name}" for name in new if "dad" in name]
-    checkpoint = job.folder / "checkpoint.pt"
+    known = ("checkpoint.pt", "filler", "report", "timeline")
+    wrong += [f"left on disk: {file.name}" for file in job.disk.iterdir() if not file.name.startswith(known)]
+    checkpoint = job.disk / "checkpoint.pt"
     if checkpoint.exists():
         try:
             torch.load(checkpoint, weights_only=False)
@@ -167,7 +228,8 @@ def check(job, this, planted, code, calm_loss):
             wrong.append(f"exit code {code} after Ctrl-C")
     elif code is not None and this.fault != "kill launcher" and not NAMED.search(text):
         wrong.append(f"exit code {code} without an error that names a rank")
-    may_fail = planted and (not this.is_elastic or this.fault in ("ctrl-c", "kill launcher"))
+    may_fail = planted and this.fault not in HARMLESS
+    may_fail = may_fail and (not this.is_elastic or this.fault in ("ctrl-c", "kill launcher"))
     if code not in (0, None) and not may_fail and "LostStateError" not in text:
         wrong.append(f"exit code {code}, though the job should have gone on")
     return wrong
@@ -187,16 +249,31 @@ def calm(method):
 
 
 def run(this, seconds, calm_loss, keep_output=False):
-    job = Job(this.method, this.is_elastic)
-    try:
+    with contextlib.ExitStack() as stack:
+        lab = None
+        if this.fault in LINE_FAULTS:
+            line = ("100mbit", "1", "5%") if this.fault == "5 % loss" else ("none",)
+            lab = stack.enter_context(labs.Lab(f"chaos{os.getpid()}", RANKS, *line))
+        job = Job(this.method, this.is_elastic, lab, has_small_disk=this.fault == "full disk")
+        stack.callback(job.clean_up)
+        other = None
         code = job.wait(this.at * seconds)
+        if this.fault == "second job":
+            other = Job("none", not this.is_elastic)
+            stack.callback(other.clean_up)
         planted = False
         while code is None and not planted:  # the rank may not be there yet
-            planted = plant(job, this)
+            planted = plant(job, this, lab)
             code = job.wait(0.05)
         told_to_end = planted and this.fault in ("ctrl-c", "kill launcher")
         code = job.wait(END_SECONDS if told_to_end else JOB_SECONDS)
         wrong = check(job, this, planted, code, calm_loss)
+        if other is not None:
+            digests = (
+                {digest for digest, _ in other.results().values()} if other.wait(JOB_SECONDS) == 0 else set()
+            )
+            if len(digests) != 1:
+                wrong.append(f"the second job: {other.log.read_text()[-2000:]}")
         took = time.monotonic() - job.started_at
         mode = "elastic" if this.is_elastic else "plain"
         outcome = "; ".join(wrong) or ("right" if code == 0 else "named" if planted else "ended")
@@ -208,9 +285,7 @@ def run(this, seconds, calm_loss, keep_output=False):
         )
         if keep_output or wrong:
             print(job.log.read_text(), flush=True)
-        return not wrong
-    finally:
-        job.clean_up()
+        return "wrong" if wrong else outcome
 
 
 def main():
@@ -230,20 +305,27 @@ def main():
 
     if arguments.round is not None:
         this = draw(arguments.round)
-        sys.exit(0 if run(this, *of(this.method), keep_output=True) else 1)
+        if this.fault not in possible_faults():
+            sys.exit(f"{this.fault}: needs root and network namespaces")
+        sys.exit(run(this, *of(this.method), keep_output=True) == "wrong")
     seed = arguments.seed if arguments.seed is not None else random.randrange(10**6)
     chance = random.Random(seed)
     print(f"chaos: seed {seed}; a round again: python {sys.argv[0]} --round SEED", flush=True)
     print(f"{'seed':>10}  {'method':<16} {'job':<8} {'fault, slot':<24} {'at':>7}  end", flush=True)
-    failed, count, longest = [], 0, 0.0
-    while time.monotonic() + longest < end or count == 0:
+    failed, longest = [], 0.0
+    outcomes = collections.Counter()
+    while time.monotonic() + longest < end or not outcomes:
         this = draw(chance.randrange(10**9))
+        if this.fault not in possible_faults():
+            continue
         began = time.monotonic()
-        if not run(this, *of(this.method)):
+        outcome = run(this, *of(this.method))
+        outcomes[this.fault, outcome] += 1
+        if outcome == "wrong":
             failed.append(this.seed)
         longest = max(longest, time.monotonic() - began)
-        count += 1
-    print(f"chaos: {count} rounds, {len(failed)} failed{': ' if failed else ''}{failed or ''}")
+    print("chaos: " + ", ".join(f"{fault} {how} {n}" for (fault, how), n in sorted(outcomes.items())))
+    print(f"chaos: {outcomes.total()} rounds, {len(failed)} failed{': ' if failed else ''}{failed or ''}")
     sys.exit(1 if failed else 0)
 
 

@@ -2,23 +2,30 @@
 
     python trainer.py FOLDER METHOD elastic|plain STEPS
 
-FOLDER/do.SLOT holds what the rank in this slot does at its next step: exit0, raise. FOLDER/pid.SLOT says who it is.
+FOLDER/do.SLOT holds what the rank in this slot does at its next step: exit0, raise, slow (ten times, for some
+steps), no memory (from then on it gets none). FOLDER/pid.SLOT says who it is. Checkpoints are in FOLDER/disk.
+On the hosts of lab.py, which have one slot each, SLOT is the number of the host.
 """
 
 import hashlib
 import os
 import pathlib
+import resource
 import sys
 import time
 
 import torch
 
 import dad.torch as hvd
+from dad.errors import CheckpointError
 
 FOLDER = pathlib.Path(sys.argv[1])
 METHOD, MODE, STEPS = sys.argv[2], sys.argv[3], int(sys.argv[4])
-SLOT = os.environ["HOROVOD_LOCAL_RANK"]
+HOST = os.environ["HOROVOD_HOSTNAME"]
+SLOT = str(int(HOST.rpartition(".")[2]) - 1) if HOST.startswith("10.") else os.environ["HOROVOD_LOCAL_RANK"]
 STEP_SECONDS = 0.03
+SLOW_STEPS = 10
+LARGE = 1 << 18  # elements that ranks exchange now and then
 SAVE_EVERY = 20
 
 
@@ -44,26 +51,43 @@ def loss_of(model, x, y):
 
 
 def take_step(model, optimizer, step):
+    global slow_steps
     do_what_is_planted()
+    if step % SAVE_EVERY == 0:
+        hvd.allreduce(torch.ones(LARGE + step), name="large")  # of a new length: it needs memory
     optimizer.zero_grad()
     loss_of(model, *batch(step, hvd.rank())).backward()
     optimizer.step()
-    time.sleep(STEP_SECONDS)
+    time.sleep(STEP_SECONDS * (10 if slow_steps > 0 else 1))
+    slow_steps -= 1
+
+
+slow_steps = 0
 
 
 def do_what_is_planted():
+    global slow_steps
     planted = FOLDER / f"do.{SLOT}"
     if planted.exists():
         what = planted.read_text()
         planted.unlink()
         if what == "exit0":
             os._exit(0)
-        raise ValueError("planted in user code")
+        elif what == "slow":
+            slow_steps = SLOW_STEPS
+        elif what == "no memory":
+            pages = int(pathlib.Path("/proc/self/statm").read_text().split()[0])
+            resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize(),) * 2)
+        else:
+            raise ValueError("planted in user code")
 
 
 def save(model, optimizer, step):
     if step % SAVE_EVERY == 0:
-        hvd.save(FOLDER / "checkpoint.pt", model=model, optimizer=optimizer, step=step)
+        try:
+            hvd.save(FOLDER / "disk" / "checkpoint.pt", model=model, optimizer=optimizer, step=step)
+        except CheckpointError as error:
+            print(f"not saved: {error}", flush=True)
 
 
 def train_plain():

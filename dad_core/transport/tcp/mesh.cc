@@ -32,6 +32,7 @@ constexpr size_t kNameBytes = 16;
 constexpr size_t kMostStrangers = 256;
 constexpr std::chrono::seconds kHandshakeSeconds{10};
 constexpr milliseconds kBetweenDials{50};
+constexpr milliseconds kBetweenChecks{300};
 // Taken from the listener in one turn, so that a flood does not keep us from those we have.
 constexpr int kAcceptsPerTurn = 64;
 
@@ -206,11 +207,16 @@ void Mesh::SetAddress(int peer, const std::vector<char>& address) {
   peers_[static_cast<size_t>(peer)].address.assign(address.begin(), address.end());
 }
 
-Result<std::vector<int>> Mesh::Connect() {
+Result<std::vector<int>> Mesh::Connect(const std::function<Status()>& check) {
+  auto check_at = Clock::now() + kBetweenChecks;
   while (!IsComplete()) {
     const auto now = Clock::now();
     if (now >= deadline_) return Missing();
-    auto wake_at = deadline_;
+    if (now >= check_at) {
+      DAD_RETURN_IF_ERROR(check());
+      check_at = Clock::now() + kBetweenChecks;
+    }
+    auto wake_at = std::min(deadline_, check_at);
     for (int peer = 0; peer < terms_.listening_rank; ++peer) {
       Peer& there = peers_[static_cast<size_t>(peer)];
       if (there.socket.fd() >= 0 || there.dialing) continue;

@@ -8,6 +8,7 @@
 #include <gloo/transport/device.h>
 
 #include <chrono>
+#include <functional>
 #include <list>
 #include <memory>
 #include <string>
@@ -50,8 +51,9 @@ class Mesh {
   std::shared_ptr<::gloo::transport::Device> MakeDevice();
 
   // When all addresses are known. Connected sockets by rank, -1 at this one, for the caller to
-  // close; or which rank did not come, and why.
-  Result<std::vector<int>> Connect();
+  // close; or which rank did not come, and why. `check` is asked now and then whether there is
+  // still something to wait for: a rank that has died never comes.
+  Result<std::vector<int>> Connect(const std::function<Status()>& check);
 
   // Of fixed length, as gloo wants it.
   std::vector<char> OwnAddress() const;

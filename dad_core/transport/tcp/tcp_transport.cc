@@ -58,7 +58,7 @@ Status TcpTransport::ConnectMesh(const World& world, const Options& options) {
     if (!adaptor.failure().ok()) return adaptor.failure();
     return Status::Unavailable("gloo at " + address.value() + ": " + error.what());
   }
-  Result<std::vector<int>> sockets = mesh.Connect();
+  Result<std::vector<int>> sockets = mesh.Connect([&store] { return store.value()->CheckRound(); });
   if (!sockets.ok()) return sockets.status();
   for (int peer = 0; peer < size(); ++peer) {
     if (peer == rank()) continue;

@@ -1,5 +1,9 @@
 """The ranks of a round meet, and agree on a name for it that no earlier round had.
 
+dadrun gives each round a name. No worker can take that of another round for it: the next one does not begin
+before each member of this one has asked for a place in it, or has ended. With a horovodrun the ranks find
+one by themselves:
+
 Ranks have called init() different numbers of times, and the store may still hold what an earlier round has
 left there, also what a worker left that died while it met the others. So every rank puts a seat with a fresh
 number of its own; rank 0 publishes the seats that it has seen under a fresh token; a rank that finds its own
@@ -16,10 +20,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from dad.errors import DadInternalError
+from dad.runner.elastic.round_name import KEY, SCOPE
 from dad.runner.kv import KeyValueClient, RoundOverError
 from dad.world import World, new_job_id
 
-_SCOPE = "dad_round"
 _PLAN = "plan"
 _POLL_SECONDS = 0.01
 _SLOWEST_POLL_SECONDS = 0.1
@@ -45,6 +49,8 @@ def meet_round(world: World, store: Store | None = None) -> Round:
         return Round(secrets.token_hex(8), world.job or new_job_id())
     store = KeyValueClient(world.rendezvous) if store is None else store
     try:
+        if (given := store.get(SCOPE, KEY)) is not None:
+            return Round(**json.loads(given))
         return _Meeting(world, store).run()
     except RoundOverError as error:
         raise DadInternalError(str(error)) from error
@@ -117,8 +123,8 @@ class _Meeting:
             )
 
     def _get(self, key: str) -> Any:
-        value = self._store.get(_SCOPE, key)
+        value = self._store.get(SCOPE, key)
         return None if value is None else json.loads(value)
 
     def _put(self, key: str, value: Any) -> None:
-        self._store.put(_SCOPE, key, json.dumps(value).encode())
+        self._store.put(SCOPE, key, json.dumps(value).encode())

@@ -113,8 +113,10 @@ class _Sync:
             return
         for member in decision.lost:
             name, norm = member.rpartition(" ")[0], decision.norms.get(member, 0.0)
-            if decision.uses_totals or not norm:
+            if decision.in_order and (decision.uses_totals or not norm):
                 log.info("%s has left the job", name)
+            elif not norm:
+                log.info("%s is lost; it had kept nothing of gradients for later steps", name)
             else:
                 log.warning(
                     "%s is lost, and with it what it had kept of gradients for later steps: norm %.6g at the "

@@ -53,6 +53,7 @@ PR_SET_CHILD_SUBREAPER = 36
 SSH_FAILED = 255
 # How the names of the sockets begin at which ranks can be asked what they are doing.
 INSPECTED = "dad-rank."
+ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def prctl(option, value):
@@ -75,7 +76,9 @@ class Child:
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # They wait until there is a rank to end, and until the rank has left our handlers behind.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
+        for number in ENDINGS:
             signal.signal(number, lambda *_: self.terminate())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         if not self.is_alone:
@@ -85,6 +88,7 @@ class Child:
             # The launcher's death is seen even if a fork of it still holds our input open.
             prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         self.pid = self.start(spec)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
 
     def start(self, spec):
         parent = os.getpid()
@@ -105,8 +109,9 @@ class Child:
             prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() != parent:
                 os._exit(1)
-            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGPIPE):
+            for number in (*ENDINGS, signal.SIGCHLD, signal.SIGPIPE):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
             signal.set_wakeup_fd(-1)
             os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
             self.change_directory(spec.get("cwd"), environment)

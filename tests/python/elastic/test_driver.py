@@ -459,6 +459,23 @@ def test_worker_that_was_in_training_is_no_failure_of_its_host():
         lab.wait(STEADY_SECONDS)
 
 
+def test_workers_that_are_lost_in_short_rounds_are_no_failure_of_their_host():
+    lab = training("a:4", ("a:0", "a:1", "a:2", "a:3"), min_np=1)
+    for lost, *left in (("a:3", "a:0", "a:1", "a:2"), ("a:2", "a:0", "a:1"), ("a:1", "a:0")):
+        lab.exit(lost)
+        lab.ask(*left)  # they have been in this round for no time
+    assert all(text.endswith("it is started again") for text in lab.said if "was lost" in text)
+    assert sorted(lab.starts()[4:]) == ["a:1", "a:2", "a:3"]
+
+
+def test_loss_on_a_host_that_gets_no_more_says_so():
+    lab = training("a:1 b:2", ("a:0", "b:0", "b:1"), min_np=1, steady=False)
+    fail_repeatedly(lab, "b:0")
+    lab.wait(STEADY_SECONDS)
+    lab.exit("b:1")
+    assert lab.said[-1].endswith("was lost: code 137; no more are started on b in this job")
+
+
 def test_others_on_a_host_that_gets_no_more_go_on():
     lab = training("a:2", ("a:0", "a:1"), min_np=1, steady=False)
     fail_repeatedly(lab, "a:1")

@@ -3,6 +3,7 @@
 import re
 import signal
 import sys
+import time
 
 import pytest
 
@@ -76,6 +77,16 @@ def test_job_that_cannot_go_on_ends_with_every_reason(start):
     assert not job.processes()
 
 
+def test_job_that_stays_too_small_ends_after_its_timeout_with_every_reason(start):
+    events = ["localhost:1@5=exit-6", "localhost:1@0@2=stop"]  # and the next one does not come
+    job = start("-np", "2", "--min-np", "2", "--elastic-timeout", "2", events=events)
+    assert job.end() == 1
+    assert "1 rank is left where --min-np is 2: waiting up to 2 s for more" in job.text
+    assert re.search(r"1 rank is left where --min-np is 2, also after \d s \(--elastic-timeout\)", job.text)
+    assert "dadrun: rank 1 on localhost failed: exit code 6" in job.text
+    assert not job.processes()
+
+
 def test_job_without_survivors_fails_with_the_first_to_fail(start):
     job = start("-np", "2", "--min-np", "1", events=["localhost:0@20=exit-4", "localhost:1@5=stop"])
     job.until("localhost:1 does stop")
@@ -98,10 +109,14 @@ def test_elastic_job_with_a_limit_of_resets(start):
 def test_end_of_the_launcher_ends_its_workers(start, number):
     job = start("-np", "2", "--min-np", "1")
     job.until("meets 2", 2)
-    assert len(job.workers()) == 2
+    workers = job.workers()
+    assert len(workers) == 2
+    workers["localhost:1"].suspend()  # one that hears of nothing
+    began = time.monotonic()
     job.process.send_signal(number)
     code = job.process.wait(SECONDS)
     wait_until(lambda: not job.processes())
+    assert time.monotonic() - began < 10.0
     assert code == (130 if number == signal.SIGINT else -signal.SIGKILL)
 
 

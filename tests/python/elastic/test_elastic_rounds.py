@@ -68,6 +68,7 @@ def test_nobody_goes_on_where_all_that_had_the_state_are_gone(tmp_path):
         with launcher._lock:
             launcher.slots = ["a:0", "a:1"]
             launcher.exits.clear()
+            launcher.workers.clear()
             launcher._begin_round()
             launcher._store["/dad_elastic/has_state"] = b"1"
         assert set(launcher.wait().values()) == {1}

@@ -1,6 +1,7 @@
 """The parts of elastic workers that need no other process."""
 
 import io
+import json
 import threading
 
 import pytest
@@ -20,6 +21,7 @@ from dad.errors import (
     LostStateError,
     MismatchError,
 )
+from dad.runner.elastic import round_name
 from dad.world import World
 
 
@@ -162,6 +164,15 @@ def test_ranks_agree_also_with_one_that_comes_in_the_seat_of_a_dead_one():
     died.wait()
     assert isinstance(dead[2], DadInternalError)
     assert len({str(token) for token in meet_all(store, 3).values()}) == 1
+
+
+def test_ranks_take_the_name_that_dadrun_gives_their_round():
+    store = Store()
+    store.put(round_name.SCOPE, round_name.KEY, round_name.new_name("my job"))
+    given = json.loads(store.get(round_name.SCOPE, round_name.KEY))
+    assert meet_all(store, 3) == dict.fromkeys(range(3), given["token"])
+    assert len(store.values) == 1  # they have nothing to tell each other
+    assert meet_round(World(rank=0, size=2, rendezvous="http://x:1"), store).job == "my job"
 
 
 def test_a_rank_that_does_not_come_is_named():

@@ -27,6 +27,7 @@ METHODS = [
     "topk:ratio=0.05",
     "vgc:alpha=1.0,error_feedback=True",
     "strom:tau=4.0",
+    "chunk_topk:chunk=256,k=8",
     "auto",
 ]
 

@@ -491,6 +491,28 @@ def test_reader_that_goes_away_ends_the_job():
     wait_until(lambda: marked_processes(mark) == [])
 
 
+def test_order_to_end_reaches_a_rank_that_is_just_being_started(tmp_path):
+    """Between the fork and the command, where it still has the handlers of child.py."""
+    slow = (
+        f"import time; source = open({str(CHILD)!r}).read()\n"
+        "found = {'__name__': 'child'}; exec(compile(source, 'child.py', 'exec'), found)\n"
+        "def slowly(): open('forked', 'w').close(); time.sleep(1.0); return found['slow'](); \n"
+        "found['slow'], found['usable_cores'] = found['usable_cores'], slowly\n"
+        "print(found['Child']({'command': ['sleep', '60']}).run(0))"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", slow],
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    while not (tmp_path / "forked").exists():
+        time.sleep(0.01)
+    child.send_signal(signal.SIGTERM)
+    assert child.communicate(timeout=20)[0].split() == [b"143"]
+
+
 def test_child_ends_its_rank_after_silence():
     spec = json.dumps({"command": ["sleep", "600"], "silence_seconds": 0.5}).encode()
     child = subprocess.Popen([sys.executable, "-I", "-S", str(CHILD)], stdin=subprocess.PIPE)

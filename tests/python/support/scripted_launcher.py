@@ -73,6 +73,8 @@ class Launcher:
 
     def _begin_round(self) -> None:
         self.round += 1
+        if not self._respawn:
+            self.slots = [slot for slot in self.slots if not self._has_failed(slot)]
         self.current = list(self.slots)
         self._store.clear()
         self._ready.clear()
@@ -80,6 +82,9 @@ class Launcher:
             if slot not in self.workers or self.workers[slot].poll() is not None:
                 self._start(slot)
         self._lock.notify_all()
+
+    def _has_failed(self, slot: str) -> bool:
+        return slot in self.workers and self.workers[slot].poll() not in (None, 0)
 
     def _start(self, slot: str) -> None:
         host, local = slot.split(":")
@@ -120,8 +125,6 @@ class Launcher:
         with self._lock:
             if self.workers.get(slot) is process:
                 self.exits[slot] = code
-                if code != 0 and slot in self.slots and not self._respawn:
-                    self.slots.remove(slot)
             self._begin_round_if_all_are_ready()
             self._lock.notify_all()
 
@@ -161,6 +164,8 @@ class Launcher:
         """The hosts have changed: rank 0 is told, and the next round has these slots."""
         with self._lock:
             self.slots = list(slots)
+            for slot in filter(self._has_failed, slots):
+                del self.workers[slot], self.exits[slot]
             first = self.current[0]
             self._lock.wait_for(lambda: first in self.services, 60)
         addresses, key = self.services[first]

@@ -84,6 +84,7 @@ class Worker:
     state: State = State.STARTING
     has_service: bool = False  # its notification service is known
     since: float = 0.0  # in this state
+    joined_at: float | None = None  # when it first was in training
     heard_at: float = 0.0  # the last answer to a ping
     is_successor: bool = False  # of one that failed
 
@@ -158,6 +159,8 @@ class Driver:
         """A worker's notification service can be reached."""
         if worker := self.workers.get(seat):
             worker.has_service = True
+            if self.round == 1 and worker.joined_at is None:
+                worker.joined_at = now  # one of Horovod does not ask for its first place
             if self.members.get(seat) == 0:
                 self._told = None  # of what it was told before it could hear
             self._go_on(now)
@@ -195,11 +198,10 @@ class Driver:
     def tick(self, now: float) -> None:
         """Whatever happens with time alone."""
         for worker in list(self.workers.values()):
-            age = now - worker.since
-            if worker.state is State.LEAVING and age >= LEAVE_SECONDS:
+            if worker.state is State.LEAVING and now - worker.since >= LEAVE_SECONDS:
                 self._do.end(worker.seat)
                 worker.since = now
-            elif worker.state is State.IN_ROUND and worker.is_successor and age >= STEADY_SECONDS:
+            elif worker.is_successor and self._is_steady(worker, now):
                 worker.is_successor = False
                 self._book.steady(worker.seat.host)
         self._look_after_missing(now)
@@ -333,6 +335,8 @@ class Driver:
         for seat, place in places(ranks).items():
             self.workers[seat].rank = place.rank
             self._enter(self.workers[seat], State.IN_ROUND, now)
+            if self.workers[seat].joined_at is None:
+                self.workers[seat].joined_at = now
             self._do.answer(seat, place)
         self._fill_seats(now)
 
@@ -424,13 +428,11 @@ class Driver:
         self.failures.append(failure)
         if was_member:
             self._lost.append(failure)
-        was_steady = worker.state is State.IN_ROUND or (self.round == 1 and worker.has_service)
-        was_steady = was_steady and now - worker.since >= STEADY_SECONDS
-        delay = self._book.failed(seat.host, was_steady, now)
+        delay = self._book.failed(seat.host, self._is_steady(worker, now), now)
         who = f"rank {worker.rank} on {seat.host}" if was_member else f"the new worker on {seat}"
+        until = self._book.next_return(now)
+        how_long = f"for {until - now:.0f} s" if until is not None else "in this job"
         if delay is None:
-            until = self._book.next_return(now)
-            how_long = f"for {until - now:.0f} s" if until is not None else "in this job"
             self._do.say(
                 f"dadrun: {who} was lost: {failure.reason}; {MAX_FAILURES} workers in a row have failed on "
                 f"{seat.host}, where no more are started {how_long}"
@@ -440,6 +442,8 @@ class Driver:
         then = "it is started again" + (f" in {delay:g} s" if delay else "")
         if self._finished or not self._book.has(seat) or not self.members:
             then = "it is not started again"
+        elif self._book.is_blacklisted(seat.host, now):
+            then = f"no more are started on {seat.host} {how_long}"
         self._do.say(f"dadrun: {who} was lost: {failure.reason}; {then}")
 
     def _conclude(self) -> None:
@@ -457,6 +461,11 @@ class Driver:
         self.verdict = Verdict(code, text, ordered, culprit)
 
     # ---- small things
+
+    @staticmethod
+    def _is_steady(worker: Worker, now: float) -> bool:
+        """Rounds may follow one another quickly: what counts is for how long it has been in training."""
+        return worker.joined_at is not None and now - worker.joined_at >= STEADY_SECONDS
 
     @staticmethod
     def _enter(worker: Worker, state: State, now: float) -> None:

@@ -11,7 +11,7 @@ from dad.runner.hosts import Host
 
 # A host is given up when so many workers in a row have failed on it soon after their start.
 MAX_FAILURES = 3
-# A worker that has been in training for so long was no failure of its host; its end starts the count anew.
+# A worker that has been in training for so long was no failure of its host: the count begins again.
 STEADY_SECONDS = 5.0
 # Pauses before a seat is taken again, by the number of failures in a row.
 RESTART_DELAYS = (0.0, 1.0, 2.0)
@@ -63,7 +63,10 @@ class HostBook:
     def failed(self, host: str, was_steady: bool, now: float) -> float | None:
         """Notes a failure. Seconds until the seat may be taken again; None: the host is blacklisted."""
         record = self._records.setdefault(host, _Record())
-        record.failures = 1 if was_steady else record.failures + 1
+        if was_steady:
+            record.failures = 0
+            return 0.0
+        record.failures += 1
         if record.failures < MAX_FAILURES:
             return RESTART_DELAYS[record.failures - 1]
         record.failures = 0

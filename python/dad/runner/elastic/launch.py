@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 from dad.runner import network, remote
-from dad.runner.elastic import notify, warm
+from dad.runner.elastic import notify, round_name, warm
 from dad.runner.elastic.discovery import DiscoveryError, NotRunnableError, Script, Watcher
 from dad.runner.elastic.driver import Driver, Failure, Settings, Verdict
 from dad.runner.elastic.endpoints import REMOVED, Endpoints, format_place
@@ -39,6 +39,7 @@ from dad.runner.rendezvous import RendezvousServer
 from dad.runner.secret import notification_key
 from dad.runner.tracebacks import TracebackFolder
 from dad.runner.verdict import advice, how_it_ended, last_lines, lost_peer
+from dad.world import new_job_id
 
 # A worker on another host ends when it has not heard of us for so long. That is before ssh gives the
 # connection up here (30 s), so that its seat is not taken while it still runs.
@@ -147,6 +148,7 @@ class _Launch:
         server.job = self._base["DAD_JOB_ID"]
         self._base |= {"HOROVOD_ELASTIC": "1", "DAD_ELASTIC": "1"}
         self._base.setdefault("HOROVOD_ELASTIC_TIMEOUT", f"{elastic.settings.elastic_timeout:g}")
+        self._base["DAD_JOB_ID"] = self._job = self._base.get("DAD_JOB_ID") or new_job_id()
         self._endpoints = Endpoints(server, self._asked, self._registered)
         self._processes: dict[Seat, RankProcess] = {}
         self._seats: dict[RankProcess, Seat] = {}
@@ -340,6 +342,7 @@ class _Launch:
 
     def begin_round(self, ranks: dict[Seat, int]) -> None:
         self._server.begin_round()
+        self._server.put(round_name.SCOPE, round_name.KEY, round_name.new_name(self._job))
         for seat, number in ranks.items():
             if rank := self._processes.get(seat):
                 rank.label = f"rank {number}"
