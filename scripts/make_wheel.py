@@ -52,7 +52,7 @@ def other_versions() -> list[list[str]]:
 
 
 def op_library(framework: str, package: str, version: str) -> Path | None:
-    """The folder with the op library for that version; compiled where it is not in build/ops."""
+    """The folder with the op library for that version, compiled now if build/ops has none; or none."""
     folder = ROOT / "build/ops" / digest(ROOT) / f"{framework}-{version}"
     if folder.exists():
         return folder
@@ -69,10 +69,10 @@ def op_library(framework: str, package: str, version: str) -> Path | None:
         print(f"wheel: compiling the op library for {framework} {version}", flush=True)
         root = place / "unpacked" / framework
         new = place / "ops"
-        run(
-            *(sys.executable, "-m", "dad.compile_ops", framework, root, new),
-            PYTHONPATH=str(ROOT / "python"),
-        )
+        command = [sys.executable, "-m", "dad.compile_ops", framework, root, new]
+        if subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT / "python")}).returncode != 0:
+            print(f"wheel: dad does not compile for {framework} {version}; it is left out")
+            return None
         folder.parent.mkdir(parents=True, exist_ok=True)
         shutil.move(new, folder)
     return folder
