@@ -22,11 +22,7 @@ test: setup  ## all tests, C++ and Python
 	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
 	if [ -x build/tests/cpp/gpu/dad_torch_device_tests ]; then build/tests/cpp/gpu/dad_torch_device_tests --gtest_brief=1; fi
 	build/tests/fuzz/dad_fuzz_replay tests/fuzz/corpus
-	$(VENV)/bin/python -m pytest -q || $(MAKE) --no-print-directory test-again
-
-test-again:  ## the Python tests that failed last: a busy machine may starve one that has a deadline
-	@echo "test: those that failed run once more"
-	$(VENV)/bin/python -m pytest -q --last-failed --last-failed-no-failures none
+	$(VENV)/bin/python -m pytest -q
 
 test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
 	@scripts/sanitize.sh
@@ -54,6 +50,9 @@ lint:  ## clang-format, ruff, mypy and codespell, changing nothing
 tidy:  ## lock annotations, checked by clang-tidy if it is installed; takes minutes
 	@scripts/tidy.sh
 
+coverage:  ## which lines the tests reach, C++ and Python, by folder: scripts/coverage.sh
+	@scripts/coverage.sh
+
 format:  ## clang-format and ruff, in place
 	@scripts/setup.sh packages venv
 	@$(VENV)/bin/clang-format -i $(CPP_FILES)
@@ -80,4 +79,4 @@ wheels: setup  ## the same with op libraries for every version in scripts/wheel_
 clean:  ## what was built; not .venv
 	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-again test-sanitize test-cuda12 chaos storm fuzz lint tidy format bench docs wheel wheels clean
+.PHONY: help setup build demo test test-sanitize test-cuda12 chaos storm fuzz lint tidy coverage format bench docs wheel wheels clean

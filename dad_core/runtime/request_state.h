@@ -60,11 +60,6 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   // Worker only, once.
   void Complete(const Status& status);
 
-  // For messages to people.
-  const std::string& shown_name() const {
-    return request.shown_name.empty() ? meta.name : request.shown_name;
-  }
-
   Request request;
   const RequestMeta meta;
   const RequestKey key;

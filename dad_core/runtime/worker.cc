@@ -4,10 +4,6 @@
 #include <numeric>
 
 #include "dad/overflows.h"
-#include "exchange/device/bench.h"
-#include "runtime/lane/validate.h"
-#include "runtime/solo.h"
-#include "transport/device_collectives.h"
 #include "util/buffer_pool.h"
 #include "util/byte_io.h"
 #include "util/log.h"
@@ -15,18 +11,10 @@
 namespace dad {
 namespace {
 
-// How long a rank that shuts down waits for the others to take note, while no bytes move.
-constexpr std::chrono::seconds kGoodbyePatience{3};
-// How long the news of a fault may take to leave.
-constexpr std::chrono::milliseconds kAbortFlush{500};
 // Between two looks at copies from a device.
 constexpr std::chrono::microseconds kStagingLook{100};
 
 Status ShutDown() { return Status::Aborted("the engine has been shut down"); }
-
-std::chrono::milliseconds Millis(double seconds) {
-  return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
 
 }  // namespace
 
@@ -193,7 +181,7 @@ void Worker::Handle(Event& event) {
 
 void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (aborted_) return request->Complete(health());
-  last_submitted_ = request->shown_name();
+  last_submitted_ = request->meta.name;
   last_kind_ = request->meta.kind;
   last_submit_ = request->submitted;
   if (shutting_down_) return request->Complete(ShutDown());
@@ -215,90 +203,6 @@ void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   }
   if (request->device_index >= 0) return SubmitFromDevice(*lane, request);
   lane->Submit(request);
-}
-
-// From device to device if the transport can, else by way of the host.
-void Worker::SubmitFromDevice(Lane& lane, const std::shared_ptr<RequestState>& request) {
-  const auto on_another = [&](int mine) {
-    request->Complete(Status::InvalidArgument(
-        "\"" + request->meta.name + "\": the tensor is on device " +
-        std::to_string(request->device_index) + ", this process communicates from device " +
-        std::to_string(mine) + ", that of its local rank"));
-  };
-  if (lane.TakesOnDevice(request->meta)) {
-    const int mine = transport_->device_collectives()->device();
-    if (request->device_index != mine) return on_another(mine);
-    return lane.Submit(request);
-  }
-  const bool by_method = !request->meta.method.none();
-  if (by_method && lane.ComputesOnDevice(*request)) return lane.Submit(request);
-  if (by_method && lane.MustComputeOnDevice(*request)) {
-    return on_another(device_methods_.bench->device());
-  }
-  if (by_method) {
-    SayOnce(said_methods_, "Methods of CUDA tensors are computed on the host", device_methods_.why);
-  } else {
-    SayOnce(said_staged_, "CUDA tensors go by way of the host", why_staged_);
-  }
-  if (const Status status = stager_.Bring(request); !status.ok()) {
-    request->Complete(Status(status.code(), "\"" + request->meta.name + "\": " + status.message()));
-  }
-}
-
-void Worker::SayOnce(bool& said, const char* what, const std::string& why) {
-  if (why.empty() || std::exchange(said, true)) return;
-  DAD_LOG(Warning) << what << ": " << why;
-}
-
-void Worker::SendHeld() {
-  for (auto& [id, slot] : lanes_) {
-    if (slot.lane->executor().holds()) slot.lane->executor().SendHeld();
-  }
-}
-
-void Worker::TakeStaged() {
-  for (const auto& request : stager_.Arrived()) {
-    Lane* lane = FindLane(request->request.process_set);
-    Status status = request->first_error;
-    if (status.ok() && lane == nullptr) {
-      status = Status::InvalidArgument("\"" + request->meta.name +
-                                       "\": its process set has been removed");
-    }
-    // What could not be looked at on the device: the indices of rows.
-    if (status.ok()) {
-      status = Validate(request->request, transport_->rank(), lane->ranks(), transport_->size());
-    }
-    if (!status.ok()) {
-      request->Complete(status);
-    } else if (lane->ranks().size() > 1) {
-      lane->Submit(request);
-    } else {
-      request->first_error = RunAlone(*request);
-      Completed(request);
-    }
-  }
-  if (!stager_.busy() && join_after_staging_) {
-    HandleJoin(std::exchange(join_after_staging_, nullptr));
-  }
-}
-
-void Worker::RunOnDevice(int lane, DeviceTask task) {
-  LaneSlot& slot = lanes_.at(lane);
-  if (slot.device == nullptr) {
-    slot.device = std::make_unique<DeviceLane>(
-        static_cast<uint32_t>(lane), slot.lane->ranks(), transport_->device_collectives(),
-        Millis(options_.start_timeout_seconds), Millis(options_.device_timeout_seconds),
-        [this, lane](DeviceOutcome outcome) {
-          inbox_->Post(CallEvent{[this, lane, outcome = std::move(outcome)] {
-            Lane* found = FindLane(lane);
-            if (found != nullptr && !aborted_) found->OnDevice(outcome);
-          }});
-        },
-        [this](const Status& why) {
-          inbox_->Post(CallEvent{[this, why] { Abort(-1, why.message()); }});
-        });
-  }
-  slot.device->Put(std::move(task));
 }
 
 void Worker::HandleJoin(const std::shared_ptr<RequestState>& request) {
@@ -514,7 +418,7 @@ void Worker::WarnOfSuspect(const RequestState& request) {
   if (lane == nullptr || request.meta.stream == 0 || OverflowsAreExpected()) return;
   if (!warned_streams_.emplace(process_set, request.meta.stream).second) return;
   const int rank = lane->ranks()[static_cast<size_t>(request.report.suspect)];
-  DAD_LOG(Warning) << "the gradient of \"" << request.shown_name() << "\" has NaN or infinities on "
+  DAD_LOG(Warning) << "the gradient of \"" << request.meta.name << "\" has NaN or infinities on "
                    << (request.request.sums_of_hosts ? "the host of rank " : "rank ") << rank
                    << ", so all ranks get them in its sum; this is said once per optimizer";
 }
@@ -564,87 +468,6 @@ void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<Re
     mine->result_value = value;
     mine->Complete(status);
   }
-}
-
-void Worker::Abort(int culprit, const std::string& why) {
-  if (abort_wanted_ || aborted_) return;
-  abort_wanted_ = true;
-  culprit_ = culprit;
-  abort_reason_ = why;
-}
-
-// Tells the others which rank it was before closing any connection, because a rank that closes its
-// connections looks dead itself.
-void Worker::DoAbort() {
-  aborted_ = true;
-  const std::string rank = "rank " + std::to_string(culprit_);
-  std::string who;
-  if (culprit_ == transport_->rank()) {
-    who = "this rank (" + std::to_string(culprit_) + "): ";
-  } else if (culprit_ >= 0 && !abort_reason_.starts_with(rank + ' ') &&
-             !abort_reason_.starts_with(rank + ':')) {  // a transport names the rank itself
-    who = rank + ": ";
-  }
-  const Status status = Status::Aborted(who + abort_reason_);
-  {
-    std::lock_guard lock(shared_mutex_);
-    health_ = status;
-  }
-  DAD_LOG(Error) << "giving up: " << status.message();
-  if (!abort_heard_) {
-    ByteWriter out;
-    out.Value(static_cast<int32_t>(culprit_));
-    out.Text(abort_reason_);
-    for (int peer = 0; peer < transport_->size(); ++peer) {
-      if (peer != culprit_ && peers_.Alive(peer)) {
-        SendControl(peer, MessageKind::kAbort, out.bytes());
-      }
-    }
-    (void)transport_->Flush(kAbortFlush);
-  }
-  transport_->Close();
-  FailAll(status);
-}
-
-void Worker::FailAll(const Status& status) {
-  receive_table_.Clear();
-  for (auto& [id, slot] : lanes_) {
-    if (slot.device) slot.device->Stop();
-    slot.lane->FailAll(status);
-  }
-  for (const auto& request : stager_.TakeAll()) request->Complete(status);
-  for (auto* join : {&join_, &join_after_staging_}) {
-    if (*join) std::exchange(*join, nullptr)->Complete(status);
-  }
-}
-
-void Worker::BeginShutdown() {
-  shutting_down_ = true;
-  if (!aborted_) {
-    for (int peer = 0; peer < transport_->size(); ++peer) {
-      if (peers_.Alive(peer)) SendControl(peer, MessageKind::kGoodbye);
-    }
-  }
-  shutdown_deadline_ = Clock::now() + kGoodbyePatience;
-  progress_at_shutdown_ = Progress();
-  for (auto& [id, slot] : lanes_) {
-    if (slot.device) slot.device->Stop();
-  }
-}
-
-bool Worker::ShutdownDone(Clock::time_point now) {
-  if (aborted_) return true;
-  bool all_gone = true;
-  for (int peer = 0; peer < transport_->size(); ++peer) {
-    all_gone = all_gone && !peers_.Alive(peer);
-  }
-  if (all_gone || now < shutdown_deadline_) return all_gone;
-  // On a slow line our goodbye may still be in line behind data.
-  std::vector<int64_t> progress = Progress();
-  if (progress == progress_at_shutdown_) return true;
-  progress_at_shutdown_ = std::move(progress);
-  shutdown_deadline_ = now + kGoodbyePatience;
-  return false;
 }
 
 void Worker::GiveUp(uint64_t step, const Status& why) {

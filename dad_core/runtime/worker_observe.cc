@@ -99,9 +99,10 @@ Stats Worker::CollectStats() {
     stats.predicted_batches += slot.lane->num_predicted();
     const SlowestRank slowest = slot.lane->executor().slowest();
     if (slowest.seconds > stats.slowest.seconds) stats.slowest = slowest;
-    for (const auto& [name, traffic] : slot.lane->executor().traffic()) {
-      stats.tensors.push_back({name, traffic.steps, traffic.sent, traffic.received, traffic.device,
-                               traffic.dense, traffic.effective, traffic.seconds, traffic.recent,
+    for (const auto& [tensor, traffic] : slot.lane->executor().traffic()) {
+      stats.tensors.push_back({tensor.name, tensor.host_step, traffic.steps, traffic.sent,
+                               traffic.received, traffic.device, traffic.dense, traffic.effective,
+                               traffic.seconds, traffic.recent,
                                /*hosts_bytes_sent=*/0, traffic.worst});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.device_bytes += traffic.device;

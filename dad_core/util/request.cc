@@ -17,6 +17,18 @@ const char* Name(OpKind kind) {
   return "unknown";
 }
 
+const char* Name(HostStep step) {
+  switch (step) {
+    case HostStep::kNone: return "";
+    case HostStep::kInside: return "inside";
+    case HostStep::kAcross: return "across";
+    case HostStep::kVerdict: return "verdict";
+    case HostStep::kDown: return "down";
+    case HostStep::kOrphans: return "orphans";
+  }
+  return "unknown";
+}
+
 const char* Name(ReduceOp op) {
   switch (op) {
     case ReduceOp::kSum: return "Sum";

@@ -1,6 +1,8 @@
 #include "wire/negotiation.h"
 
 #include <algorithm>
+#include <tuple>
+#include <utility>
 
 #include "util/byte_io.h"
 
@@ -16,9 +18,21 @@ constexpr uint8_t kPending = 16;
 constexpr uint8_t kRecurring = 1;
 constexpr uint8_t kOnDevice = 2;
 
+// One byte.
+constexpr int kHostStepShift = 4;
+void WriteKind(OpKind kind, HostStep step, ByteWriter& out) {
+  out.Value(
+      static_cast<uint8_t>(static_cast<int>(kind) | static_cast<int>(step) << kHostStepShift));
+}
+std::pair<OpKind, HostStep> ReadKind(ByteReader& in) {
+  const auto byte = in.Value<uint8_t>();
+  return {static_cast<OpKind>(byte & ((1 << kHostStepShift) - 1)),
+          static_cast<HostStep>(byte >> kHostStepShift)};
+}
+
 void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
   out.Text(meta.name);
-  out.Value(static_cast<uint8_t>(meta.kind));
+  WriteKind(meta.kind, meta.host_step, out);
   out.Value(static_cast<uint8_t>(meta.op));
   out.Value(static_cast<int32_t>(meta.root_rank));
   out.Value(meta.prescale);
@@ -41,7 +55,7 @@ void WriteMeta(const RequestMeta& meta, ByteWriter& out) {
 RequestMeta ReadMeta(ByteReader& in) {
   RequestMeta meta;
   meta.name = in.Text();
-  meta.kind = static_cast<OpKind>(in.Value<uint8_t>());
+  std::tie(meta.kind, meta.host_step) = ReadKind(in);
   meta.op = static_cast<ReduceOp>(in.Value<uint8_t>());
   meta.root_rank = in.Value<int32_t>();
   meta.prescale = in.Value<double>();
@@ -76,6 +90,7 @@ bool IsCountable(const Shape& shape) {
 
 bool Valid(const RequestMeta& meta) {
   if (meta.kind > OpKind::kRemoveProcessSet || meta.op > ReduceOp::kAdasum) return false;
+  if (meta.host_step > HostStep::kOrphans) return false;
   return std::all_of(meta.tensors.begin(), meta.tensors.end(), [](const TensorMeta& tensor) {
     return static_cast<int>(tensor.dtype) < kNumDTypes && IsCountable(tensor.shape);
   });
@@ -91,6 +106,7 @@ RequestMeta MetaOf(const Request& request) {
   RequestMeta meta;
   meta.name = request.name;
   meta.kind = request.kind;
+  meta.host_step = request.host_step;
   meta.op = request.op;
   meta.root_rank = request.root_rank;
   meta.prescale = request.prescale;
@@ -179,7 +195,7 @@ std::vector<std::byte> Encode(const NegotiationMessage& message) {
   for (uint32_t count : message.committed) out.Varint(count);
   out.Varint(message.withdrawn.size());
   for (const RequestKey& key : message.withdrawn) {
-    out.Value(static_cast<uint8_t>(key.kind));
+    WriteKind(key.kind, key.host_step, out);
     out.Text(key.name);
   }
 
@@ -219,7 +235,7 @@ Result<NegotiationMessage> DecodeNegotiation(std::span<const std::byte> bytes) {
   for (uint32_t& count : message.committed) count = static_cast<uint32_t>(in.Varint());
   message.withdrawn.resize(in.Count());
   for (RequestKey& key : message.withdrawn) {
-    key.kind = static_cast<OpKind>(in.Value<uint8_t>());
+    std::tie(key.kind, key.host_step) = ReadKind(in);
     key.name = in.Text();
   }
   const size_t num_bytes = in.Count();

@@ -23,6 +23,7 @@ struct TensorMeta {
 struct RequestMeta {
   std::string name;
   OpKind kind = OpKind::kAllReduce;
+  HostStep host_step = HostStep::kNone;
   ReduceOp op = ReduceOp::kSum;
   int root_rank = -1;
   double prescale = 1.0;
@@ -38,18 +39,31 @@ struct RequestMeta {
 
 RequestMeta MetaOf(const Request& request);
 
-// By which ranks find each other's requests: one name may be in flight once for each kind.
+// The tensor of a request: what users call it, and which step of its way this is.
+struct TensorKey {
+  std::string name;
+  HostStep host_step = HostStep::kNone;
+
+  auto operator<=>(const TensorKey&) const = default;
+};
+
+// By which ranks find each other's requests: a tensor may be in flight once for each kind.
 struct RequestKey {
   std::string name;
   OpKind kind = OpKind::kAllReduce;
+  HostStep host_step = HostStep::kNone;
 
+  TensorKey tensor() const { return {name, host_step}; }
   bool operator==(const RequestKey&) const = default;
 };
-inline RequestKey KeyOf(const RequestMeta& meta) { return {meta.name, meta.kind}; }
+inline RequestKey KeyOf(const RequestMeta& meta) { return {meta.name, meta.kind, meta.host_step}; }
 
 struct HashOfKey {
+  size_t operator()(const TensorKey& key) const {
+    return std::hash<std::string>()(key.name) + (static_cast<size_t>(key.host_step) << 4);
+  }
   size_t operator()(const RequestKey& key) const {
-    return std::hash<std::string>()(key.name) + static_cast<size_t>(key.kind);
+    return (*this)(key.tensor()) + static_cast<size_t>(key.kind);
   }
 };
 

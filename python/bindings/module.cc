@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -37,12 +38,26 @@ std::shared_ptr<dad::Engine> Running() {
   return engine;
 }
 
+// A dictionary of which every entry must be asked for.
+struct Fields {
+  const py::dict& entries;
+  std::set<std::string> known = {};
+
+  void CheckNoOther() const {
+    for (const auto& [key, value] : entries) {
+      const auto name = key.cast<std::string>();
+      if (!known.contains(name)) throw py::value_error("init: unknown field \"" + name + "\"");
+    }
+  }
+};
+
 template <typename T>
-T Get(const py::dict& from, const char* key, T otherwise) {
-  return from.contains(key) ? from[key].cast<T>() : otherwise;
+T Get(Fields& from, const char* key, T otherwise) {
+  from.known.insert(key);
+  return from.entries.contains(key) ? from.entries[key].cast<T>() : otherwise;
 }
 
-dad::World WorldFrom(const py::dict& from) {
+dad::World WorldFrom(Fields& from) {
   dad::World world;
   world.rank = Get(from, "rank", 0);
   world.size = Get(from, "size", 1);
@@ -69,13 +84,16 @@ std::string PluginDir() {
   return path.substr(0, path.find_last_of('/'));
 }
 
-void Init(const py::dict& from, std::vector<std::vector<int>> process_sets) {
+void Init(const py::dict& fields, std::vector<std::vector<int>> process_sets) {
+  Fields from{fields};
   dad::World world = WorldFrom(from);
+  const auto threads = Get<int64_t>(from, "threads", 0);
+  from.CheckNoOther();
   dad::Result<dad::Options> options =
       dad::Options::FromEnvironment([](const char* name) { return std::getenv(name); });
   Check(options.status());
   // The number that Python chose for this rank, unless DAD_THREADS says otherwise.
-  if (options.value().threads == 0) options.value().threads = Get<int64_t>(from, "threads", 0);
+  if (options.value().threads == 0) options.value().threads = threads;
   if (world.transport.empty()) world.transport = options.value().transport;
   if (world.plugin_dir.empty()) world.plugin_dir = PluginDir();
   Status status;
@@ -285,9 +303,6 @@ void ReduceZeros(const std::string& name, int64_t count, int process_set) {
   Check(status);
 }
 
-// States cross as (name, dtype, shape, bytes).
-using PyState = std::tuple<std::string, std::string, std::vector<int64_t>, py::bytes>;
-
 dad::DType DTypeNamed(const std::string& name) {
   for (int i = 0; i < dad::kNumDTypes; ++i) {
     const auto dtype = static_cast<dad::DType>(i);
@@ -296,30 +311,20 @@ dad::DType DTypeNamed(const std::string& name) {
   throw py::value_error("a saved state of type " + name);
 }
 
-std::vector<PyState> ExportState(int process_set, uint32_t stream, const std::string& name) {
-  std::vector<PyState> states;
-  for (const dad::StateTensor& tensor : Running()->ExportState(process_set, stream, name)) {
-    states.emplace_back(
-        tensor.name, dad::Name(tensor.dtype), tensor.shape,
-        py::bytes(reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()));
-  }
-  return states;
+dad::StateTensor StateFrom(std::string name, const std::string& dtype, dad::Shape shape,
+                           const py::bytes& data) {
+  dad::StateTensor tensor;
+  tensor.name = std::move(name);
+  tensor.dtype = DTypeNamed(dtype);
+  tensor.shape = std::move(shape);
+  const std::string_view bytes = data;
+  const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
+  tensor.bytes.assign(first, first + bytes.size());
+  return tensor;
 }
 
-void ImportState(int process_set, uint32_t stream, const std::string& name,
-                 const std::vector<PyState>& states) {
-  std::vector<dad::StateTensor> tensors;
-  for (const auto& [key, dtype, shape, data] : states) {
-    dad::StateTensor tensor;
-    tensor.name = key;
-    tensor.dtype = DTypeNamed(dtype);
-    tensor.shape = shape;
-    const std::string_view bytes = data;
-    const auto* first = reinterpret_cast<const std::byte*>(bytes.data());
-    tensor.bytes.assign(first, first + bytes.size());
-    tensors.push_back(std::move(tensor));
-  }
-  Running()->ImportState(process_set, stream, name, std::move(tensors));
+py::bytes BytesOf(const dad::StateTensor& tensor) {
+  return {reinterpret_cast<const char*>(tensor.bytes.data()), tensor.bytes.size()};
 }
 
 // How many times less than dense was sent; None where nothing was sent that could be compared.
@@ -441,9 +446,27 @@ PYBIND11_MODULE(_core, m) {
     py::gil_scoped_release release;
     engine->ResetStats();
   });
-  m.def("export_state", &ExportState, py::arg("process_set"), py::arg("stream"), py::arg("name"));
-  m.def("import_state", &ImportState, py::arg("process_set"), py::arg("stream"), py::arg("name"),
-        py::arg("states"));
+  py::class_<dad::StateTensor>(m, "State", "One array that is kept between steps.")
+      .def(py::init(&StateFrom), py::arg("name"), py::arg("dtype"), py::arg("shape"),
+           py::arg("data"))
+      .def_readonly("name", &dad::StateTensor::name)
+      .def_property_readonly("dtype",
+                             [](const dad::StateTensor& tensor) { return dad::Name(tensor.dtype); })
+      .def_readonly("shape", &dad::StateTensor::shape)
+      .def_property_readonly("data", &BytesOf);
+  m.def(
+      "export_state",
+      [](int process_set, uint32_t stream, const std::string& name) {
+        return Running()->ExportState(process_set, stream, name);
+      },
+      py::arg("process_set"), py::arg("stream"), py::arg("name"));
+  m.def(
+      "import_state",
+      [](int process_set, uint32_t stream, const std::string& name,
+         std::vector<dad::StateTensor> states) {
+        Running()->ImportState(process_set, stream, name, std::move(states));
+      },
+      py::arg("process_set"), py::arg("stream"), py::arg("name"), py::arg("states"));
   m.def("return_last",
         [](int process_set, uint32_t stream) { Running()->ReturnLast(process_set, stream); });
   m.def("drop_states",

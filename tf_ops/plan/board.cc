@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <sstream>
+#include <span>
 #include <utility>
 
 #include "dad/engine.h"
@@ -174,7 +174,7 @@ std::vector<double> Board::TakeReturned(const std::string& name) {
 
 }  // namespace dad_tensorflow
 
-// What python/dad/tensorflow/board.py calls. Text crosses as lines of fields with tabs between.
+// What python/dad/tensorflow/board.py calls.
 namespace {
 
 using dad_tensorflow::Board;
@@ -183,19 +183,37 @@ using dad_tensorflow::Note;
 using dad_tensorflow::PairWays;
 using dad_tensorflow::Way;
 
-std::string NextField(std::istringstream& line) {
-  std::string field;
-  std::getline(line, field, '\t');
-  return field;
-}
+// As python/dad/tensorflow/board_structs.py has them, which compares the sizes.
+struct PyWay {
+  const char* method;
+  int64_t most_rows;
+  bool by_layer, as_rows, keeps;
+};
+struct PyPairWays {
+  PyWay weight, bias;
+  bool bias_rides, in_chain;
+};
+struct PyMember {
+  int64_t pair;
+  bool passes;
+};
+struct PyChain {
+  PyWay way;
+  const PyMember* members;
+  int64_t num_members;
+};
+struct PyNote {
+  int64_t pair, value;
+  bool of_bias;
+};
 
-Way ParseWay(std::istringstream& line) {
+Way WayOf(const PyWay& from) {
   Way way;
-  way.by_layer = NextField(line) == "1";
-  way.as_rows = NextField(line) == "1";
-  way.keeps = NextField(line) == "1";
-  way.most_rows = std::strtoll(NextField(line).c_str(), nullptr, 10);
-  way.method = NextField(line);
+  way.method = from.method;
+  way.most_rows = from.most_rows;
+  way.by_layer = from.by_layer;
+  way.as_rows = from.as_rows;
+  way.keeps = from.keeps;
   return way;
 }
 
@@ -219,34 +237,32 @@ DAD_FOR_PYTHON void dad_tf_drop_board(int64_t id) {
 
 DAD_FOR_PYTHON void dad_tf_set_planner(Board::Planner planner) { Board::SetPlanner(planner); }
 
-// A line for each pair: "pair", the weight's way, whether the bias rides, the bias's way, whether
-// it is in a chain. A line for each chain: "chain", its way, then its pairs, each with whether it
-// passes.
-DAD_FOR_PYTHON void dad_tf_set_board(int64_t id, const char* text, int64_t ask_at_step) {
+// Of PyPairWays, PyChain, PyMember and PyNote.
+DAD_FOR_PYTHON void dad_tf_struct_sizes(int64_t sizes[4]) {
+  sizes[0] = sizeof(PyPairWays);
+  sizes[1] = sizeof(PyChain);
+  sizes[2] = sizeof(PyMember);
+  sizes[3] = sizeof(PyNote);
+}
+
+DAD_FOR_PYTHON void dad_tf_set_board(int64_t id, const PyPairWays* pairs, int64_t num_pairs,
+                                     const PyChain* chains, int64_t num_chains,
+                                     int64_t ask_at_step) {
   const auto board = dad_tensorflow::FindBoard(id);
   if (!board) return;
-  std::vector<PairWays> pairs;
-  std::vector<Chain> chains;
-  std::istringstream lines(text);
-  for (std::string one; std::getline(lines, one);) {
-    std::istringstream line(one);
-    if (NextField(line) == "chain") {
-      Chain chain;
-      chain.way = ParseWay(line);
-      for (std::string pair = NextField(line); !pair.empty(); pair = NextField(line)) {
-        chain.members.push_back({std::atoi(pair.c_str()), NextField(line) == "1"});
-      }
-      chains.push_back(std::move(chain));
-      continue;
-    }
-    PairWays pair;
-    pair.weight = ParseWay(line);
-    pair.bias_rides = NextField(line) == "1";
-    pair.bias = ParseWay(line);
-    pair.in_chain = NextField(line) == "1";
-    pairs.push_back(std::move(pair));
+  std::vector<PairWays> ways;
+  for (const PyPairWays& pair : std::span(pairs, static_cast<size_t>(num_pairs))) {
+    ways.push_back({WayOf(pair.weight), pair.bias_rides, WayOf(pair.bias), pair.in_chain});
   }
-  board->Set(std::move(pairs), std::move(chains), ask_at_step);
+  std::vector<Chain> all;
+  for (const PyChain& from : std::span(chains, static_cast<size_t>(num_chains))) {
+    Chain& chain = all.emplace_back();
+    chain.way = WayOf(from.way);
+    for (const PyMember& one : std::span(from.members, static_cast<size_t>(from.num_members))) {
+      chain.members.push_back({static_cast<int>(one.pair), one.passes});
+    }
+  }
+  board->Set(std::move(ways), std::move(all), ask_at_step);
 }
 
 DAD_FOR_PYTHON void dad_tf_fail_board(int64_t id, const char* message) {
@@ -277,17 +293,14 @@ DAD_FOR_PYTHON void dad_tf_return(int64_t id, const char* name, const double* va
     board->Return(name, {values, values + count});
 }
 
-// Triples (pair, whether of the bias, value), at most `most` of them; how many.
-DAD_FOR_PYTHON int64_t dad_tf_take_notes(int64_t id, int64_t* triples, int64_t most) {
+// At most `most` of them; how many.
+DAD_FOR_PYTHON int64_t dad_tf_take_notes(int64_t id, PyNote* notes, int64_t most) {
   const auto board = dad_tensorflow::FindBoard(id);
   if (!board) return 0;
   int64_t count = 0;
   for (const Note& note : board->TakeNotes()) {
     if (count == most) break;
-    int64_t* triple = triples + 3 * count++;
-    triple[0] = note.pair;
-    triple[1] = note.of_bias ? 1 : 0;
-    triple[2] = note.value;
+    notes[count++] = {note.pair, note.value, note.of_bias};
   }
   return count;
 }

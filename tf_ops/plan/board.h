@@ -2,7 +2,7 @@
 //
 // Which method a tensor goes by is decided while the graph runs: it depends on how many rows a
 // batch has, on what other ranks saw, and on what a step ended with. Python decides
-// (python/dad/tensorflow/ board.py), and only when something has changed; in every other step the
+// (python/dad/tensorflow/board.py), and only when something has changed; in every other step the
 // kernels read what it left here. A step begins with Begin(), which the op DadPlan calls before any
 // exchange of the step.
 #pragma once

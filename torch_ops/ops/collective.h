@@ -18,20 +18,25 @@
 
 namespace dad_torch {
 
-struct Collective {
-  dad::OpKind kind = dad::OpKind::kAllReduce;
-  std::vector<at::Tensor> inputs;
-  bool in_place = false;  // allreduce, broadcast: results go to the inputs
-  std::string name;       // empty: a running number
+// What Python says of a request, whatever it carries.
+struct RequestTerms {
+  std::string name;  // empty: a running number
+  std::string method = "none";
   dad::ReduceOp op = dad::ReduceOp::kSum;
-  int root_rank = -1;
   double prescale = 1.0;
   double postscale = 1.0;
   int process_set = 0;
-  std::vector<int64_t> splits;
   uint32_t stream = 0;
-  std::string method = "none";
   double scale = 1.0;  // methods other than "none": this rank's weight
+};
+
+struct Collective : RequestTerms {
+  dad::OpKind kind = dad::OpKind::kAllReduce;
+  std::vector<at::Tensor> inputs;
+  bool grouped = false;   // inputs are a list to the user, and so are the results
+  bool in_place = false;  // allreduce, broadcast: results go to the inputs
+  int root_rank = -1;
+  std::vector<int64_t> splits;
   // Of each tensor, before it was compressed; empty: none was.
   std::vector<int64_t> uncompressed_bytes;
 };

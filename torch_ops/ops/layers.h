@@ -29,18 +29,10 @@ struct LayerParts {
   std::optional<at::Tensor> dense_bias_square;
 };
 
-struct LayersRequest {
-  std::string name;
-  std::string method;
+struct LayersRequest : RequestTerms {
   std::vector<LayerParts> layers;
   dad::DType dtype = dad::DType::kFloat32;
-  dad::ReduceOp op = dad::ReduceOp::kAverage;
-  double prescale = 1.0;
-  double postscale = 1.0;
-  int process_set = 0;
-  uint32_t stream = 0;
-  double scale = 1.0;
-  bool replan = false;
+  bool replan = false;  // this rank wants a new plan
 };
 
 // The results of the pending collective are the outputs in order, weights before biases.

@@ -16,76 +16,26 @@ using dad::ReduceOp;
 
 namespace {
 
-int64_t Submit(int kind, std::vector<at::Tensor> tensors, bool grouped, bool in_place,
-               std::string name, int op, int root_rank, double prescale, double postscale,
-               int process_set, std::vector<int64_t> splits, uint32_t stream, std::string method,
-               double scale, std::vector<int64_t> uncompressed_bytes) {
-  Collective collective;
-  collective.kind = static_cast<OpKind>(kind);
-  collective.inputs = std::move(tensors);
-  collective.in_place = in_place;
-  collective.name = std::move(name);
-  collective.op = static_cast<ReduceOp>(op);
-  collective.root_rank = root_rank;
-  collective.prescale = prescale;
-  collective.postscale = postscale;
-  collective.process_set = process_set;
-  collective.splits = std::move(splits);
-  collective.stream = stream;
-  collective.method = std::move(method);
-  collective.scale = scale;
-  collective.uncompressed_bytes = std::move(uncompressed_bytes);
+// Both take the tensors out of what they are given: Python's object keeps no memory alive.
+int64_t Submit(Collective& collective) {
+  const bool grouped = collective.grouped;
   auto pending = Pending::Start(std::move(collective));
   ThrowIfError(pending.status());
   return KeepHandle(std::move(pending).value(), grouped);
 }
 
-// (segments, derive, dense, dense_bias, output, output_bias, weight, bias) and perhaps
-// (dense_square, dense_bias_square).
-LayerParts ParseLayer(const py::tuple& layer) {
-  constexpr size_t kParts = 8;
-  constexpr size_t kPartsWithSquares = 10;
-  if (layer.size() != kParts && layer.size() != kPartsWithSquares) {
-    throw py::value_error("a layer has 8 or 10 parts, not " + std::to_string(layer.size()));
-  }
-  const auto tensor = [&](size_t i) {
-    return i < layer.size() ? layer[i].cast<std::optional<at::Tensor>>() : std::nullopt;
-  };
-  LayerParts parts;
-  parts.segments = layer[0].cast<std::vector<Segment>>();
-  parts.derive = layer[1].cast<bool>();
-  parts.dense = tensor(2);
-  parts.dense_bias = tensor(3);
-  parts.output = tensor(4);
-  parts.output_bias = tensor(5);
-  parts.weight = tensor(6);
-  parts.bias = tensor(7);
-  parts.dense_square = tensor(8);
-  parts.dense_bias_square = tensor(9);
-  return parts;
-}
-
-int64_t SubmitLayers(std::string name, std::string method, const std::vector<py::tuple>& layers,
-                     const at::Tensor& like, int op, double prescale, double postscale,
-                     int process_set, uint32_t stream, double scale, bool replan) {
-  LayersRequest request;
-  request.name = std::move(name);
-  request.method = std::move(method);
-  for (const py::tuple& layer : layers) request.layers.push_back(ParseLayer(layer));
-  auto dtype = ToDType(like.scalar_type());
-  ThrowIfError(dtype.status());
-  request.dtype = dtype.value();
-  request.op = static_cast<ReduceOp>(op);
-  request.prescale = prescale;
-  request.postscale = postscale;
-  request.process_set = process_set;
-  request.stream = stream;
-  request.scale = scale;
-  request.replan = replan;
+int64_t SubmitLayers(LayersRequest& request) {
   auto pending = StartLayers(std::move(request));
   ThrowIfError(pending.status());
   return KeepHandle(std::move(pending).value(), true);
 }
+
+// What a collective ended with.
+struct Finished {
+  py::object output;  // a tensor, a list of them, or None
+  std::vector<int64_t> received_splits;
+  int64_t value;
+};
 
 bool Poll(int64_t handle) {
   auto done = PollHandle(handle);
@@ -93,8 +43,7 @@ bool Poll(int64_t handle) {
   return done.value();
 }
 
-// (tensor or list of tensors or None, received splits, value)
-py::tuple Wait(int64_t handle, std::optional<double> timeout_seconds) {
+Finished Wait(int64_t handle, std::optional<double> timeout_seconds) {
   auto taken = TakeHandle(handle);
   ThrowIfError(taken.status());
   Pending& pending = *taken.value().pending;
@@ -112,7 +61,7 @@ py::tuple Wait(int64_t handle, std::optional<double> timeout_seconds) {
   } else if (!pending.results().empty()) {
     output = py::cast(pending.results()[0]);
   }
-  return py::make_tuple(std::move(output), pending.received_splits(), pending.value());
+  return {std::move(output), pending.received_splits(), pending.value()};
 }
 
 // Nobody else may use the handle meanwhile.
@@ -131,22 +80,86 @@ bool WaitFor(int64_t handle, double seconds) {
 
 void Forget(int64_t handle) { (void)TakeHandle(handle); }
 
+// Numbers of Python, which come from KINDS and from dad.basics.
+OpKind KindOf(int number) {
+  if (number < 0 || number > static_cast<int>(OpKind::kJoin)) {
+    throw py::value_error("there is no collective " + std::to_string(number));
+  }
+  return static_cast<OpKind>(number);
+}
+ReduceOp OpOf(int number) {
+  if (number < 0 || number > static_cast<int>(ReduceOp::kAdasum)) {
+    throw py::value_error("there is no op " + std::to_string(number));
+  }
+  return static_cast<ReduceOp>(number);
+}
+
+// What Python fills in. An attribute that does not exist is an AttributeError.
+void DefineRequests(py::module& m) {
+  py::class_<RequestTerms>(m, "RequestTerms", "What is said of a request, whatever it carries.")
+      .def_readwrite("name", &RequestTerms::name)
+      .def_readwrite("method", &RequestTerms::method)
+      .def_property(
+          "op", [](const RequestTerms& terms) { return static_cast<int>(terms.op); },
+          [](RequestTerms& terms, int op) { terms.op = OpOf(op); })
+      .def_readwrite("prescale", &RequestTerms::prescale)
+      .def_readwrite("postscale", &RequestTerms::postscale)
+      .def_readwrite("process_set", &RequestTerms::process_set)
+      .def_readwrite("stream", &RequestTerms::stream)
+      .def_readwrite("scale", &RequestTerms::scale);
+  py::class_<Collective, RequestTerms>(m, "Collective", "A collective of tensors.")
+      .def(py::init([](int kind, std::vector<at::Tensor> tensors) {
+             Collective collective;
+             collective.kind = KindOf(kind);
+             collective.inputs = std::move(tensors);
+             return collective;
+           }),
+           py::arg("kind"), py::arg("tensors") = std::vector<at::Tensor>())
+      .def_readwrite("grouped", &Collective::grouped)
+      .def_readwrite("in_place", &Collective::in_place)
+      .def_readwrite("root_rank", &Collective::root_rank)
+      .def_readwrite("splits", &Collective::splits)
+      .def_readwrite("uncompressed_bytes", &Collective::uncompressed_bytes);
+  py::class_<LayerParts>(m, "Layer", "One layer of a request by a method that takes factors.")
+      .def(py::init<>())
+      .def_readwrite("segments", &LayerParts::segments)
+      .def_readwrite("derive", &LayerParts::derive)
+      .def_readwrite("dense", &LayerParts::dense)
+      .def_readwrite("dense_bias", &LayerParts::dense_bias)
+      .def_readwrite("output", &LayerParts::output)
+      .def_readwrite("output_bias", &LayerParts::output_bias)
+      .def_readwrite("weight", &LayerParts::weight)
+      .def_readwrite("bias", &LayerParts::bias)
+      .def_readwrite("dense_square", &LayerParts::dense_square)
+      .def_readwrite("dense_bias_square", &LayerParts::dense_bias_square);
+  py::class_<LayersRequest, RequestTerms>(m, "LayersRequest",
+                                          "Layers, whose gradients are of the "
+                                          "type of `like`.")
+      .def(py::init([](std::vector<LayerParts> layers, const at::Tensor& like) {
+             LayersRequest request;
+             request.layers = std::move(layers);
+             auto dtype = ToDType(like.scalar_type());
+             ThrowIfError(dtype.status());
+             request.dtype = dtype.value();
+             return request;
+           }),
+           py::arg("layers"), py::arg("like"))
+      .def_readwrite("replan", &LayersRequest::replan);
+  py::class_<Finished>(m, "Finished", "What a collective ended with.")
+      .def_readonly("output", &Finished::output)
+      .def_readonly("received_splits", &Finished::received_splits)
+      .def_readonly("value", &Finished::value);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_torch, m) {
-  m.def("submit", &Submit, py::arg("kind"), py::arg("tensors"), py::arg("grouped") = false,
-        py::arg("in_place") = false, py::arg("name") = "", py::arg("op") = 0,
-        py::arg("root_rank") = -1, py::arg("prescale") = 1.0, py::arg("postscale") = 1.0,
-        py::arg("process_set") = 0, py::arg("splits") = std::vector<int64_t>(),
-        py::arg("stream") = 0, py::arg("method") = "none", py::arg("scale") = 1.0,
-        py::arg("uncompressed_bytes") = std::vector<int64_t>(), "Starts a collective; its handle.");
-  m.def(
-      "submit_layers", &SubmitLayers, py::kw_only(), py::arg("name"), py::arg("method"),
-      py::arg("layers"), py::arg("like"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
-      py::arg("process_set"), py::arg("stream"), py::arg("scale"), py::arg("replan"),
-      "Starts the exchange of layers by a factor method; its handle. A layer is (segments, "
-      "derive, dense, dense_bias, output, output_bias, weight, bias), and for methods that look at "
-      "the variance (…, dense_square, dense_bias_square).");
+  DefineCapture(m);
+  DefineRequests(m);
+  m.def("submit", &Submit, py::arg("collective"),
+        "Starts a collective, whose tensors it takes; its handle.");
+  m.def("submit_layers", &SubmitLayers, py::arg("request"),
+        "Starts the exchange of layers by a factor method, and takes their tensors; its handle.");
   m.def(
       "is_unshared",
       // The caller's Python object and the argument here are two.
@@ -156,14 +169,12 @@ PYBIND11_MODULE(_torch, m) {
       "Whether nobody but the caller has the tensor or its memory.");
   m.def("poll", &Poll, "Whether wait() would return at once.");
   m.def("wait", &Wait, py::arg("handle"), py::arg("timeout_seconds") = std::nullopt,
-        "Ends a handle: (result, received splits, value). TimeoutError leaves it as it is.");
+        "Ends a handle. TimeoutError leaves it as it is.");
   m.def("wait_for", &WaitFor, py::arg("handle"), py::arg("seconds"),
         "Whether a collective is over by then. Its handle is left as it is.");
   m.def("set_while_waiting", &SetWhileWaiting, py::arg("callback"),
         "Called from time to time by threads that wait for a collective; None: nothing is.");
   m.def("forget", &Forget, "Ends a handle without waiting for it.");
-
-  DefineCapture(m);
 
   py::dict kinds;
   for (auto kind : {OpKind::kAllReduce, OpKind::kAllGather, OpKind::kBroadcast, OpKind::kAllToAll,

@@ -60,6 +60,7 @@ struct WorstStep {
 
 struct TensorStats {
   std::string name;
+  HostStep host_step = HostStep::kNone;  // users see the sum of all steps
   int64_t steps = 0;
   int64_t wire_bytes_sent = 0;
   int64_t wire_bytes_received = 0;

@@ -38,7 +38,7 @@ class DAD_EXPORT Hierarchy {
 
   // An allreduce (not Adasum) over all ranks. A method other than "none" runs between one rank of
   // each host: an owner in its text counts hosts, and these ranks keep its state between steps,
-  // under leader_set() and NameAcross() of the request's name.
+  // under leader_set() and the request's name.
   //
   // Rows and weights of single ranks cannot be added up inside a host, so their gradient is formed
   // first, in host memory only. For methods that use the variance over samples, the squares are
@@ -56,11 +56,8 @@ class DAD_EXPORT Hierarchy {
   const HostPlan& plan() const { return plan_; }
   bool leads() const;                             // this rank
   int leader_set() const { return leader_set_; }  // the process set of leaders; -1: one host only
-  static std::string NameAcross(const std::string& name);
   // What ranks must agree on about an allreduce, with or without the hierarchy.
   static std::string TermsOf(const Request& request);
-  // The name of a request, from the name of one of its steps.
-  static std::string NameOfRequest(const std::string& name_of_step);
 
  private:
   class Climb;

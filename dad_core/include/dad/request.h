@@ -32,6 +32,18 @@ DAD_EXPORT const char* Name(OpKind kind);  // "allreduce"
 enum class ReduceOp : uint8_t { kSum = 0, kAverage, kMin, kMax, kProduct, kAdasum };
 DAD_EXPORT const char* Name(ReduceOp op);  // "Sum"
 
+// A sum that goes from host to host takes several requests with the user's name (dad/hierarchy.h).
+// Requests of different steps are different requests.
+enum class HostStep : uint8_t {
+  kNone = 0,  // an ordinary request
+  kInside,    // the sum inside a host
+  kAcross,    // the sum of the hosts
+  kVerdict,   // from the leader to its host: how that ended
+  kDown,      // from the leader to its host: the result
+  kOrphans,   // between all ranks: what could not go across
+};
+DAD_EXPORT const char* Name(HostStep step);  // "inside"; "" for kNone
+
 // Allocates an output once its shape is known (allgather, alltoall, reducescatter). Called on the
 // worker thread, so it must not need the GIL. An error fails the request on this rank.
 using OutputAllocator =
@@ -61,8 +73,7 @@ struct Request {
   // request of a step, those that have not begun end with the same error on all ranks: a rank that
   // sees the error sends nothing more in that step, and the others would wait for it.
   uint64_t step = 0;
-  // The user's name of this request if it is one step of it; empty: `name`.
-  std::string shown_name;
+  HostStep host_step = HostStep::kNone;
   // Each rank contributes the sum of its host.
   bool sums_of_hosts = false;
   // False if the name is used once (a running number), so that it is not worth remembering.

@@ -4,45 +4,12 @@
 #include <cstring>
 #include <utility>
 
+#include "runtime/execute/executor_batch.h"
 #include "runtime/lane/batch_id.h"
 #include "runtime/observe/timeline.h"
 #include "util/byte_io.h"
 
 namespace dad {
-
-struct Executor::Batch {
-  uint64_t id = 0;
-  uint64_t signature = 0;
-  std::vector<BatchPart> parts;
-  Group group;
-  int round = 0;
-  int num_rounds = 0;
-  std::vector<std::vector<Share>> shares;    // by round, by member
-  std::weak_ptr<SendPin> pin;                // alive while referenced bytes are on their way
-  std::vector<std::pair<int, int>> offered;  // rounds and members whose bytes have their place
-  int writing = 0;          // messages that the transport writes there, of a batch that was left
-  bool taken_back = false;  // its requests go another way
-  bool finished = false;    // waits only until nobody uses its memory
-  Status outcome;           // of a batch that has finished
-  bool held = false;        // a device is making the bytes of the round
-  std::vector<DeviceEvent> making;  // by part: what its bytes wait for
-  std::chrono::steady_clock::time_point round_started;
-
-  // Whether `from` sends `to` a message in a round. An empty first one says "I agree".
-  bool Speaks(int in_round, int from, int to) const {
-    return in_round == 0 || std::any_of(parts.begin(), parts.end(), [&](const BatchPart& part) {
-             return in_round < part.exchange->num_rounds() &&
-                    part.exchange->Speaks(in_round, from, to);
-           });
-  }
-
-  bool RoundComplete() const {
-    for (int m = 0; m < group.size; ++m) {
-      if (m != group.rank && !shares[round][m].arrived) return false;
-    }
-    return true;
-  }
-};
 
 StepInput InputOf(RequestState& request, int tensor) {
   StepInput input;
@@ -83,7 +50,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
       input = InputOf(request, part.tensor);
       if (request.started == std::chrono::steady_clock::time_point()) {
         request.started = batch.round_started;
-        const auto traffic = traffic_.find(request.meta.name);
+        const auto traffic = traffic_.find(request.key.tensor());
         request.step = 1 + (traffic == traffic_.end() ? 0 : traffic->second.steps);
         wire_->timeline()->Started(request);
       }
@@ -395,16 +362,6 @@ void Executor::Finish(Batch& batch) {
   ReleaseWhenUnused(batch);
 }
 
-// Ends a batch before its last round.
-void Executor::Leave(Batch& batch) {
-  batch.finished = true;
-  for (const auto& [round, member] : batch.offered) {
-    if (batch.shares[round][member].arrived) continue;
-    if (!wire_->TakeBackMemory(member, batch.id, round)) ++batch.writing;
-  }
-  ReleaseWhenUnused(batch);
-}
-
 // The memory behind bytes that are sent or received belongs to the user again when the request is
 // done, so they must have left, or come. Mostly they have.
 void Executor::ReleaseWhenUnused(Batch& batch) {
@@ -459,7 +416,7 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   if (DeviceEvent event = part.exchange->device_event()) request.done = std::move(event);
   if (--request.parts_left > 0) return;
   if (request.meta.tensors.empty()) return done_(part.request);  // a barrier
-  TensorTraffic& traffic = traffic_[request.meta.name];
+  TensorTraffic& traffic = traffic_[request.key.tensor()];
   if (traffic.kind != request.meta.kind || traffic.method != request.meta.method) {
     traffic.kind = request.meta.kind;
     traffic.method = request.meta.method;
@@ -556,87 +513,6 @@ bool Executor::IsRetired(uint64_t id) const {
   return retired_schedule_.has_value() && IsOfScheduleUpTo(id, *retired_schedule_);
 }
 
-void Executor::MemberGone(int member, const Status& why) {
-  std::vector<std::pair<uint64_t, int>> stuck;  // in which round
-  for (auto& [id, batch] : running_) {
-    if (batch->finished) continue;
-    for (int round = batch->round; round < batch->num_rounds; ++round) {
-      if (batch->shares[round][member].arrived) continue;
-      stuck.emplace_back(id, round);
-      break;
-    }
-  }
-  for (const auto& [id, round] : stuck) {
-    Batch& batch = *running_.at(id);
-    // A member that waits for the same message sees for itself that it will not come.
-    LeaveAndTell(batch, why, [&batch, member, in_round = round](int m) {
-      return m == member || batch.Speaks(in_round, member, m);
-    });
-  }
-}
-
-// Around a ring, for example, only the next member waits for the one that is gone.
-void Executor::LeaveAndTell(Batch& batch, const Status& why,
-                            const std::function<bool(int member)>& knows) {
-  for (int m = 0; m < num_members_; ++m) {
-    bool waits_for_us = false;
-    for (int round = batch.round + (batch.held ? 0 : 1); round < batch.num_rounds; ++round) {
-      waits_for_us = waits_for_us || batch.Speaks(round, member_, m);
-    }
-    if (m != member_ && waits_for_us && !knows(m)) TellLeft(m, batch.id, batch.signature, why);
-  }
-  left_.insert(batch.id);
-  batch.outcome = why;
-  Leave(batch);
-}
-
-void Executor::TellLeft(int member, uint64_t id, uint64_t signature, const Status& why) {
-  MessageHeader header;
-  header.kind = MessageKind::kLeft;
-  header.batch = id;
-  header.signature = signature;
-  ByteWriter reason;
-  reason.Text(why.message());
-  GatherBuffer payload;
-  payload.Append(reason.bytes());
-  wire_->Send(member, header, std::move(payload), nullptr);
-}
-
-void Executor::StartNoMore(const Status& why) {
-  start_no_more_ = why;
-  for (const auto& [id, messages] : std::exchange(early_, {})) {
-    for (const Early& early : messages) {
-      if (early.header.kind == MessageKind::kLeft) continue;
-      TellLeft(early.member, id, early.header.signature, why);
-    }
-  }
-}
-
-void Executor::LeaveAll(const Status& why) {
-  early_.clear();
-  std::vector<uint64_t> ids;
-  for (const auto& [id, batch] : running_) ids.push_back(id);
-  for (uint64_t id : ids) {
-    Batch& batch = *running_.at(id);
-    const bool on_device = batch.parts[0].exchange->device_turn() != nullptr;
-    if (batch.finished && !on_device) continue;
-    batch.outcome = why;
-    batch.finished ? Release(batch) : Leave(batch);
-  }
-}
-
-void Executor::FailAll(const Status& why) {
-  auto running = std::move(running_);
-  running_.clear();
-  early_.clear();
-  for (auto& [id, batch] : running) {
-    if (batch->taken_back) continue;
-    for (BatchPart& part : batch->parts) {
-      if (part.request) EndPart(part, why);
-    }
-  }
-}
-
 std::vector<bool> Executor::Awaited() const {
   std::vector<bool> awaited(num_members_, false);
   for (const auto& [id, batch] : running_) {
@@ -657,7 +533,7 @@ void Executor::Describe(Snapshot& snapshot) const {
     for (const BatchPart& part : batch->parts) {
       if (!part.request) continue;
       open.what =
-          std::string(Name(part.request->meta.kind)) + " \"" + part.request->shown_name() + "\"";
+          std::string(Name(part.request->meta.kind)) + " \"" + part.request->meta.name + "\"";
       break;
     }
     if (batch->parts.size() > 1) {

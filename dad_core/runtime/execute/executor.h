@@ -110,7 +110,7 @@ class Executor {
   // Adds the batches that are not done.
   void Describe(Snapshot& snapshot) const;
 
-  const std::map<std::string, TensorTraffic>& traffic() const { return traffic_; }
+  const std::map<TensorKey, TensorTraffic>& traffic() const { return traffic_; }
   SlowestRank slowest() const { return lags_.Slowest(); }
   void ResetTraffic() {
     traffic_.clear();
@@ -166,7 +166,7 @@ class Executor {
   std::unordered_set<uint64_t> left_;  // batches; messages of them may still come
   Status start_no_more_;               // not OK: why
   std::vector<uint64_t> held_;
-  std::map<std::string, TensorTraffic> traffic_;
+  std::map<TensorKey, TensorTraffic> traffic_;
   LagLog lags_;
 };
 

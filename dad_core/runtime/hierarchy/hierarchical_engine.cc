@@ -24,14 +24,14 @@ bool Climbs(const Request& request) {
 Stats Folded(Stats stats) {
   std::map<std::string, TensorStats> by_name;
   for (TensorStats& step : stats.tensors) {
-    const std::string name = Hierarchy::NameOfRequest(step.name);
-    if (step.name == Hierarchy::NameAcross(name)) {
+    const std::string name = step.name;
+    if (step.host_step == HostStep::kAcross) {
       step.hosts_bytes_sent = step.wire_bytes_sent;
       step.recent.hosts_sent = step.recent.sent;
     }
     auto [found, is_new] = by_name.try_emplace(name, step);
     TensorStats& all = found->second;
-    all.name = name;
+    all.host_step = HostStep::kNone;
     if (is_new) continue;
     all.steps = std::max(all.steps, step.steps);
     all.wire_bytes_sent += step.wire_bytes_sent;
@@ -81,11 +81,7 @@ class HierarchicalEngine final : public Engine {
   std::vector<std::vector<int>> Hosts() const override { return hierarchy_->plan().hosts; }
   Stats GetStats() const override { return Folded(engine_->GetStats()); }
   void ResetStats() override { engine_->ResetStats(); }
-  std::vector<Wanted> GetWanted() const override {
-    std::vector<Wanted> all = engine_->GetWanted();
-    for (Wanted& wanted : all) wanted.name = Hierarchy::NameOfRequest(wanted.name);
-    return all;
-  }
+  std::vector<Wanted> GetWanted() const override { return engine_->GetWanted(); }
   void Inspect(std::function<void(std::vector<Snapshot>)> done) const override {
     engine_->Inspect(std::move(done));
   }
@@ -100,15 +96,14 @@ class HierarchicalEngine final : public Engine {
                                        const std::string& name) const override {
     if (process_set != 0) return engine_->ExportState(process_set, stream, name);
     if (!hierarchy_->leads()) return {};
-    return engine_->ExportState(hierarchy_->leader_set(), stream, Hierarchy::NameAcross(name));
+    return engine_->ExportState(hierarchy_->leader_set(), stream, name);
   }
   void ImportState(int process_set, uint32_t stream, const std::string& name,
                    std::vector<StateTensor> tensors) override {
     if (process_set != 0) {
       engine_->ImportState(process_set, stream, name, std::move(tensors));
     } else if (hierarchy_->leads()) {
-      engine_->ImportState(hierarchy_->leader_set(), stream, Hierarchy::NameAcross(name),
-                           std::move(tensors));
+      engine_->ImportState(hierarchy_->leader_set(), stream, name, std::move(tensors));
     }
   }
   void ReturnLast(int process_set, uint32_t stream) override {

@@ -5,16 +5,14 @@
 #include <condition_variable>
 #include <cstring>
 #include <deque>
-#include <map>
 #include <mutex>
-#include <set>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <utility>
 
 #include "linalg/reduce.h"
 #include "runtime/hierarchy/host_pieces.h"
+#include "runtime/hierarchy/open_climbs.h"
 #include "runtime/request_state.h"
 #include "util/aligned_buffer.h"
 
@@ -48,65 +46,6 @@ HostPlan PlanHosts(std::span<const std::string> hostname_of_rank) {
   }
   return plan;
 }
-
-// Requests that are on their way.
-class Hierarchy::OpenClimbs {
- public:
-  void Add(const std::shared_ptr<Ticket>& climb) {
-    const std::lock_guard lock(mutex_);
-    open_.emplace(climb.get(), climb);
-  }
-  void Remove(const Ticket* climb) {
-    std::function<void()> then;
-    {
-      const std::lock_guard lock(mutex_);
-      open_.erase(climb);
-      if (!open_.empty()) return;
-      then = std::exchange(then_, nullptr);
-    }
-    if (then) then();
-  }
-  void WhenNone(std::function<void()> then) {
-    std::vector<std::shared_ptr<Ticket>> open;
-    {
-      const std::lock_guard lock(mutex_);
-      for (const auto& [at, climb] : open_) {
-        if (auto alive = climb.lock()) open.push_back(std::move(alive));
-      }
-      if (!open.empty()) then_ = std::move(then);
-    }
-    if (open.empty()) return then();
-    // Nothing else will come that they could wait for.
-    for (const auto& climb : open) climb->UserWaits();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::map<const Ticket*, std::weak_ptr<Ticket>> open_;
-  std::function<void()> then_;
-};
-
-// Names of which all ranks know that they go from host to host. By name alone: what else differs is
-// seen inside a host, where a rank that met all others again would be waited for.
-class Hierarchy::AgreedNames {
- public:
-  bool Has(const std::string& name) const {
-    const std::lock_guard lock(mutex_);
-    return names_.contains(name);
-  }
-  void Add(const std::string& name) {
-    const std::lock_guard lock(mutex_);
-    names_.insert(name);
-  }
-  void Clear() {
-    const std::lock_guard lock(mutex_);
-    names_.clear();
-  }
-
- private:
-  mutable std::mutex mutex_;
-  std::set<std::string> names_;
-};
 
 // One request in flight: inside the host, between hosts, inside the host again. The thread that
 // completes a step submits the next one; no thread waits in between.
@@ -155,7 +94,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   }
   void Up(const Ticket*) {
     if (host_set_ < 0) return Across(nullptr);  // its own sum
-    Follow(Inside(OpKind::kAllReduce, "host"), &Climb::Across);
+    Follow(Inside(OpKind::kAllReduce, HostStep::kInside), &Climb::Across);
   }
   void Fail(const Status& why) { End(why); }
 
@@ -232,9 +171,10 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
  private:
   using Next = void (Climb::*)(const Ticket*);
 
-  Request Inside(OpKind kind, const char* step) const {
+  Request Inside(OpKind kind, HostStep step) const {
     Request request;
-    request.name = request_.name + "." + step;
+    request.name = request_.name;
+    request.host_step = step;
     request.kind = kind;
     request.process_set = host_set_;
     request.root_rank = kind == OpKind::kBroadcast ? host_.front() : -1;
@@ -266,7 +206,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     }
     if (!leads_) return Judge(nullptr);
     Request request = request_;
-    request.name = NameAcross(request_.name);
+    request.host_step = HostStep::kAcross;
     request.sums_of_hosts = true;
     request.terms = TermsOf(request_);
     request.process_set = leader_set_;
@@ -296,18 +236,19 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   void Withdraw(const Status& why) {
     why_ = why;
     if (!leads_) return WithdrawFromAll();
-    Refuse(NameAcross(request_.name), leader_set_, [](Climb& self) { self.WithdrawFromAll(); });
+    Refuse(HostStep::kAcross, leader_set_, [](Climb& self) { self.WithdrawFromAll(); });
   }
 
   void WithdrawFromAll() {
     // Wrong use, of which other ranks may know nothing.
     if (why_.code() == StatusCode::kInvalidArgument) return End(why_);
-    Refuse(NameOfAll(), 0, [](Climb& self) { self.End(self.why_); });
+    Refuse(HostStep::kOrphans, 0, [](Climb& self) { self.End(self.why_); });
   }
 
-  void Refuse(const std::string& name, int process_set, void (*then)(Climb&)) {
+  void Refuse(HostStep step_of_others, int process_set, void (*then)(Climb&)) {
     Request request;
-    request.name = name;
+    request.name = request_.name;
+    request.host_step = step_of_others;
     request.process_set = process_set;
     request.stream = request_.stream;
     request.recurring = false;
@@ -329,7 +270,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       speaks_ = *std::find_if(leaders.begin(), leaders.end(), lives) == engine_.world().rank;
     }
     if (host_set_ < 0) return verdict_[kFailed] == 0 ? AtLast(nullptr) : WithdrawFromAll();
-    Request request = Inside(OpKind::kBroadcast, "verdict");
+    Request request = Inside(OpKind::kBroadcast, HostStep::kVerdict);
     request.tensors.resize(1);
     TensorView& view = request.tensors[0].input;
     view = TensorView();
@@ -357,7 +298,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       }
       return WithdrawFromAll();
     }
-    Follow(Inside(OpKind::kBroadcast, "down"), &Climb::AtLast);
+    Follow(Inside(OpKind::kBroadcast, HostStep::kDown), &Climb::AtLast);
   }
 
   void AtLast(const Ticket*) {
@@ -372,7 +313,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     const double average = request_.op == ReduceOp::kAverage ? 1.0 / engine_.world().size : 1.0;
     const double scale = request_.prescale * request_.postscale * average;
     Request request;
-    request.name = NameOfAll();
+    request.name = request_.name;
+    request.host_step = HostStep::kOrphans;
     request.op = OpOfSteps();
     request.terms = TermsOf(request_);
     request.stream = request_.stream;
@@ -452,8 +394,6 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
            std::find(state->absent.begin(), state->absent.end(), rank) != state->absent.end();
   }
 
-  std::string NameOfAll() const { return request_.name + ".orphans"; }
-
   void Finish(const Ticket*) { End(Status::Ok()); }
 
   // Each step comes after the one before on the device, too.
@@ -470,7 +410,6 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
         }
       }
     }
-    request.shown_name = request_.name;
     // The user's tensors, and the event, as long as the step needs them.
     using Both = std::pair<std::shared_ptr<void>, DeviceEvent>;
     request.keep_alive = std::make_shared<Both>(request_.keep_alive, event);
@@ -577,8 +516,6 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
   return made;
 }
 
-std::string Hierarchy::NameAcross(const std::string& name) { return name + ".hosts"; }
-
 void Hierarchy::AllHaveJoined() { agreed_->Clear(); }
 
 // Steps do not show it all, and only leaders take all of them.
@@ -592,15 +529,6 @@ std::string Hierarchy::TermsOf(const Request& request) {
 void Hierarchy::WhenIdle(std::function<void()> then) { open_->WhenNone(std::move(then)); }
 
 bool Hierarchy::leads() const { return host_.front() == engine_.world().rank; }
-
-std::string Hierarchy::NameOfRequest(const std::string& name_of_step) {
-  for (const std::string_view step : {".host", ".hosts", ".verdict", ".down", ".orphans"}) {
-    if (name_of_step.ends_with(step)) {
-      return name_of_step.substr(0, name_of_step.size() - step.size());
-    }
-  }
-  return name_of_step;
-}
 
 std::shared_ptr<Ticket> Hierarchy::Submit(Request request) {
   Result<std::vector<HostPiece>> pieces = HostPiecesOf(request);

@@ -544,7 +544,7 @@ void Lane::Describe(Snapshot& snapshot) const {
   for (const Stalled& stalled : StalledSince(now)) waits_for[stalled.request.get()] = stalled.ranks;
   for (const auto& [key, request] : in_flight_) {
     Snapshot::Open& open = snapshot.requests.emplace_back();
-    open.what = std::string(Name(key.kind)) + " \"" + request->shown_name() + "\"";
+    open.what = std::string(Name(key.kind)) + " \"" + request->meta.name + "\"";
     open.seconds = std::chrono::duration<double>(now - request->submitted).count();
     open.waits_for = waits_for[request.get()];
   }

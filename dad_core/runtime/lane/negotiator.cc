@@ -75,8 +75,8 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
 
 std::optional<std::list<Negotiator::Entry>::iterator> Negotiator::Find(
     const RequestKey& key) const {
-  const auto found = by_name_.find(key.name);
-  if (found == by_name_.end()) return std::nullopt;
+  const auto found = by_tensor_.find(key.tensor());
+  if (found == by_tensor_.end()) return std::nullopt;
   for (const auto& entry : found->second) {
     if (entry->key.kind == key.kind) return entry;
   }
@@ -90,9 +90,10 @@ void Negotiator::Add(int member, const RequestMeta& meta, uint32_t phase) {
                       std::vector<uint32_t>(members_.size()),
                       std::vector<uint64_t>(members_.size())});
     found = std::prev(table_.end());
-    auto& of_name = by_name_[meta.name];
-    of_name.push_back(*found);
-    if (of_name.size() > 1) of_many_kinds_.insert(meta.name);
+    const TensorKey tensor = (*found)->key.tensor();
+    auto& of_tensor = by_tensor_[tensor];
+    of_tensor.push_back(*found);
+    if (of_tensor.size() > 1) of_many_kinds_.insert(tensor);
   }
   (*found)->metas[static_cast<size_t>(member)] = meta;
   (*found)->phases[static_cast<size_t>(member)] = phase;
@@ -110,9 +111,9 @@ void Negotiator::Withdraw(int member, const RequestKey& key) {
 }
 
 std::list<Negotiator::Entry>::iterator Negotiator::Erase(std::list<Entry>::iterator entry) {
-  const auto found = by_name_.find(entry->key.name);
+  const auto found = by_tensor_.find(entry->key.tensor());
   std::erase(found->second, entry);
-  if (found->second.empty()) by_name_.erase(found);
+  if (found->second.empty()) by_tensor_.erase(found);
   return table_.erase(entry);
 }
 
@@ -123,12 +124,13 @@ bool Negotiator::IsReady(const Entry& entry) const {
   return true;
 }
 
-// A name that all ranks have, but of no kind that all have: they mean the same tensor and will wait
-// for ever. Ranks that have two kinds of one name under way in the same order never come here.
+// A tensor that all ranks have, but of no kind that all have: they mean the same tensor and will
+// wait for ever. Ranks that have two kinds of one tensor under way in the same order never come
+// here.
 void Negotiator::FailDifferentKinds(Decision& decision) {
-  for (const std::string& name : std::exchange(of_many_kinds_, {})) {
-    const auto found = by_name_.find(name);
-    if (found == by_name_.end() || found->second.size() < 2) continue;
+  for (const TensorKey& tensor : std::exchange(of_many_kinds_, {})) {
+    const auto found = by_tensor_.find(tensor);
+    if (found == by_tensor_.end() || found->second.size() < 2) continue;
     const auto entries = found->second;
     // Ranks that plan for a tensor meet at a barrier of its name first, which has their compression
     // for its terms. To a user that is what differs, not the barrier.
@@ -155,12 +157,12 @@ void Negotiator::FailDifferentKinds(Decision& decision) {
       }
     }
     if (!all) {
-      of_many_kinds_.insert(name);
+      of_many_kinds_.insert(tensor);
       continue;
     }
     for (const auto& entry : entries) {
       decision.failed.push_back(
-          {entry->key, "ranks disagree on \"" + name + "\": " +
+          {entry->key, "ranks disagree on \"" + tensor.name + "\": " +
                            (plans ? "compression " + values +
                                         "; all need the same one, with the same warmup_steps"
                                   : "collective " + values)});

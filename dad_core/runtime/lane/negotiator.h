@@ -77,9 +77,9 @@ class Negotiator {
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::list<Entry> table_;  // in the order in which names were first seen
-  // Of one name: mostly one, of one kind.
-  std::unordered_map<std::string, std::vector<std::list<Entry>::iterator>> by_name_;
-  std::set<std::string> of_many_kinds_;  // names that have, or had, several
+  // Of one tensor: mostly one, of one kind.
+  std::unordered_map<TensorKey, std::vector<std::list<Entry>::iterator>, HashOfKey> by_tensor_;
+  std::set<TensorKey> of_many_kinds_;  // tensors that have, or had, several
 };
 
 }  // namespace dad

@@ -58,6 +58,7 @@ bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env) {
 
 uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slice) {
   hash = HashCombine(hash, meta.name);
+  hash = HashCombine(hash, static_cast<uint64_t>(meta.host_step));
   hash = HashCombine(hash, static_cast<uint64_t>(meta.kind) << 8 | static_cast<uint64_t>(meta.op));
   hash = HashCombine(hash, static_cast<uint64_t>(tensor));
   hash = HashCombine(hash, static_cast<uint64_t>(slice.begin));
@@ -106,7 +107,10 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
   for (uint32_t i : ids) {
     const CacheEntry& entry = *cache.Get(i);
     uint64_t key = HashCombine(entry.phase_key, entry.meta.stream);
-    if (entry.loner()) key = HashCombine(kHashSeed, entry.meta.name);
+    if (entry.loner()) {
+      key = HashCombine(HashCombine(kHashSeed, entry.meta.name),
+                        static_cast<uint64_t>(entry.meta.host_step));
+    }
     if (!by_key.contains(key)) keys.push_back(key);
     by_key[key].push_back(i);
   }

@@ -131,7 +131,7 @@ std::optional<std::string> StallWatch::Check(const Lane& lane, Clock::time_point
     RequestState& request = *stalled.request;
     if (!request.asked_about) Question({stalled.request}, stalled.ranks, /*warns=*/false, now);
     if (request.doing.empty()) continue;  // the answers are on their way
-    return std::string(Name(request.meta.kind)) + " \"" + request.shown_name() +
+    return std::string(Name(request.meta.kind)) + " \"" + request.meta.name +
            (stalled.is_ready ? "\" got nothing from " : "\" was not submitted by ") +
            NameRanks(stalled.ranks) + " within " + std::to_string(Whole(give_up_after_.count())) +
            " s (DAD_STALL_SHUTDOWN_TIME_SECONDS). " + request.doing;
@@ -145,7 +145,7 @@ void StallWatch::Question(const Requests& requests, const std::vector<int>& miss
   const auto oldest =
       *std::min_element(requests.begin(), requests.end(),
                         [](const auto& a, const auto& b) { return a->submitted < b->submitted; });
-  std::string head = std::string(Name(oldest->meta.kind)) + " \"" + oldest->shown_name() + "\"";
+  std::string head = std::string(Name(oldest->meta.kind)) + " \"" + oldest->meta.name + "\"";
   if (requests.size() > 1) head += " and " + std::to_string(requests.size() - 1) + " more";
   const double age = std::chrono::duration<double>(now - oldest->submitted).count();
   head += (requests.size() > 1 ? " have waited for " : " has waited for ") +

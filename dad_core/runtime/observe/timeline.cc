@@ -48,7 +48,9 @@ constexpr std::chrono::milliseconds kFlushAfter{20};
 // As Horovod calls the tensor of a request: "allreduce.x". Unnamed ones are called so already.
 std::string HorovodName(const RequestMeta& meta) {
   const std::string prefix = std::string(Name(meta.kind)) + '.';
-  return meta.name.starts_with(prefix) ? meta.name : prefix + meta.name;
+  std::string name = meta.name.starts_with(prefix) ? meta.name : prefix + meta.name;
+  if (meta.host_step != HostStep::kNone) name += std::string(" (") + Name(meta.host_step) + ')';
+  return name;
 }
 
 template <typename... Values>

@@ -2,7 +2,9 @@
 
 #include <unistd.h>
 
+#include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace dad::mpi_transport {
@@ -16,10 +18,14 @@ MpiWorld& Instance() {
   return *world;
 }
 
-// How many ranks the launcher says it has started; 0 if it says nothing.
+// How many ranks the launcher says it has started; 0 if it says nothing, or no number.
 int LaunchedRanks() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
-    if (const char* value = std::getenv(name)) return std::atoi(value);
+    if (const char* value = std::getenv(name)) {
+      int ranks = 0;
+      const char* end = value + std::strlen(value);
+      return std::from_chars(value, end, ranks).ptr == end ? ranks : 0;
+    }
   }
   return 0;
 }

@@ -8,45 +8,64 @@ from torch import Tensor
 
 KINDS: dict[str, int]
 
-def submit(
-    kind: int,
-    tensors: Sequence[Tensor],
-    grouped: bool = ...,
-    in_place: bool = ...,
-    name: str = ...,
-    op: int = ...,
-    root_rank: int = ...,
-    prescale: float = ...,
-    postscale: float = ...,
-    process_set: int = ...,
-    splits: Sequence[int] = ...,
-    stream: int = ...,
-    method: str = ...,
-    scale: float = ...,
-    uncompressed_bytes: Sequence[int] = ...,
-) -> int: ...
+class RequestTerms:
+    """What is said of a request, whatever it carries."""
 
-# Segments, derive, dense, dense_bias, output, output_bias, weight, bias, and perhaps dense_square and
-# dense_bias_square.
-Layer = tuple[Any, ...]
+    name: str  # empty: a running number
+    method: str
+    op: int
+    prescale: float
+    postscale: float
+    process_set: int
+    stream: int
+    scale: float  # of methods other than "none": this rank's weight
 
-def submit_layers(
-    *,
-    name: str,
-    method: str,
-    layers: Sequence[Layer],
-    like: Tensor,
-    op: int,
-    prescale: float,
-    postscale: float,
-    process_set: int,
-    stream: int,
-    scale: float,
-    replan: bool,
-) -> int: ...
+class Collective(RequestTerms):
+    """A collective of tensors."""
+
+    def __init__(self, kind: int, tensors: Sequence[Tensor] = ...) -> None: ...
+    grouped: bool  # the result is a list
+    in_place: bool
+    root_rank: int
+    splits: Sequence[int]
+    uncompressed_bytes: Sequence[int]  # of each tensor, before it was compressed
+
+class Layer:
+    """One layer of a request by a method that takes factors."""
+
+    def __init__(self) -> None: ...
+    segments: Sequence[Segment]
+    derive: bool  # D follows from the layer above
+    dense: Tensor | None  # what came formed
+    dense_bias: Tensor | None
+    output: Tensor | None  # None: the layer only hands D down
+    output_bias: Tensor | None
+    weight: Tensor | None  # of a chain
+    bias: Tensor | None
+    dense_square: Tensor | None  # for methods that look at the variance
+    dense_bias_square: Tensor | None
+
+class LayersRequest(RequestTerms):
+    """Layers, whose gradients are of the type of `like`."""
+
+    def __init__(self, layers: Sequence[Layer], like: Tensor) -> None: ...
+    replan: bool  # this rank wants a new plan
+
+class Finished:
+    """What a collective ended with."""
+
+    @property
+    def output(self) -> Any: ...  # a tensor, a list of them, or None
+    @property
+    def received_splits(self) -> list[int]: ...
+    @property
+    def value(self) -> int: ...
+
+def submit(collective: Collective) -> int: ...
+def submit_layers(request: LayersRequest) -> int: ...
 def is_unshared(tensor: Tensor, /) -> bool: ...
 def poll(handle: int, /) -> bool: ...
-def wait(handle: int, timeout_seconds: float | None = ...) -> tuple[Any, list[int], int]: ...
+def wait(handle: int, timeout_seconds: float | None = ...) -> Finished: ...
 def wait_for(handle: int, seconds: float) -> bool: ...
 def set_while_waiting(callback: Callable[[], None] | None) -> None: ...
 def forget(handle: int, /) -> None: ...

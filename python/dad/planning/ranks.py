@@ -141,16 +141,17 @@ class RanksOf:
     def export_state(self, stream: int, name: str) -> Tensors:
         saved = _core.export_state(self._set, stream, name)
         return {
-            key: np.frombuffer(bytearray(data), dtype).reshape(shape)
-            for key, dtype, shape, data in saved
-            if data
+            state.name: np.frombuffer(bytearray(data), state.dtype).reshape(state.shape)
+            for state in saved
+            if (data := state.data)
         }
 
     def import_state(self, stream: int, name: str, tensors: Tensors) -> None:
-        rows = [
-            (key, tensor.dtype.name, list(tensor.shape), tensor.tobytes()) for key, tensor in tensors.items()
+        states = [
+            _core.State(key, tensor.dtype.name, tensor.shape, tensor.tobytes())
+            for key, tensor in tensors.items()
         ]
-        _core.import_state(self._set, stream, name, rows)
+        _core.import_state(self._set, stream, name, states)
 
     def return_last(self, stream: int) -> None:
         _core.return_last(self._set, stream)

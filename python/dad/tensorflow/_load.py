@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from dad.libraries import op_folder
+from dad.tensorflow import board_structs
 
 _FOLDER = op_folder("tensorflow", tf.__version__, Path(tf.__file__).parent)
 
@@ -29,17 +30,15 @@ def _functions() -> ctypes.CDLL:
     int64, text = ctypes.c_int64, ctypes.c_char_p
     library.dad_tf_new_board.restype = int64
     library.dad_tf_drop_board.argtypes = [int64]
-    library.dad_tf_set_board.argtypes = [int64, text, int64]
     library.dad_tf_fail_board.argtypes = [int64, text]
     library.dad_tf_ask_again.argtypes = [int64]
     library.dad_tf_compare.argtypes = [int64]
     library.dad_tf_take_parted.argtypes = [int64]
-    library.dad_tf_take_notes.argtypes = [int64, ctypes.POINTER(int64), int64]
-    library.dad_tf_take_notes.restype = int64
     library.dad_tf_return.argtypes = [int64, text, ctypes.POINTER(ctypes.c_double), int64]
     library.dad_tf_num_joins.restype = int64
     library.dad_tf_exposed_seconds.argtypes = [int64]
     library.dad_tf_exposed_seconds.restype = ctypes.c_double
+    board_structs.declare(library)
     return library
 
 

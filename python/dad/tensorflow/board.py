@@ -35,6 +35,7 @@ from dad.process_sets import ProcessSet
 from dad.state.replicas import CURES_OF_SESSIONS, CURES_OF_VARIABLES, Replica
 from dad.state.state_bytes import from_bytes, to_bytes
 from dad.state.states import add_shares
+from dad.tensorflow import board_structs
 from dad.tensorflow._load import library
 
 _MOST_NOTES = 4096
@@ -195,14 +196,13 @@ class Board:
 
     def _tell(self) -> None:
         """What requests have ended with since the last time."""
-        buffer = (ctypes.c_int64 * (3 * _MOST_NOTES))()
-        count = library.dad_tf_take_notes(self.id, buffer, _MOST_NOTES)
+        notes = (board_structs.Note * _MOST_NOTES)()
+        count = library.dad_tf_take_notes(self.id, notes, _MOST_NOTES)
         pairs = list(self._places)
-        for i in range(count):
-            place, of_bias, value = buffer[3 * i : 3 * i + 3]
-            weight, bias = pairs[place]
-            name = bias if of_bias and bias is not None else weight
-            self._session.tell(name, Outcome.of(value), [self.tensors[name]])
+        for note in notes[:count]:
+            weight, bias = pairs[note.pair]
+            name = bias if note.of_bias and bias is not None else weight
+            self._session.tell(name, Outcome.of(note.value), [self.tensors[name]])
 
     # Replicas are compared in the background: begun in one step, and ended in the next.
 
@@ -268,23 +268,25 @@ class Board:
         ways = {choice.layers[0]: _way(choice) for choice in singles}
         rides = {bias: weight for choice in singles for weight, bias in choice.own() if bias is not None}
         chained = {pair for choice in chains for pair in choice.own()}
-        lines = []
-        for weight, bias in self._places:
+        pair_ways = (board_structs.PairWays * len(self._places))()
+        for row, (weight, bias) in zip(pair_ways, self._places, strict=True):
+            row.weight = row.bias = _DENSE_WAY
             alone = bias is None or rides.get(bias) != weight
             if alone and weight in rides.values():
                 # This graph has another bias, or none, than the one that the plan was made for.
-                lines.append("\t".join(["pair", _DENSE_WAY, "0", _DENSE_WAY, "0"]))
                 library.dad_tf_ask_again(self.id)
                 continue
-            fields = ["pair", ways.get(weight, _DENSE_WAY), "0" if alone else "1"]
-            fields += [_DENSE_WAY if bias is None else ways.get(bias, _DENSE_WAY)]
-            lines.append("\t".join([*fields, str(int((weight, bias) in chained))]))
-        for choice in chains:
+            row.weight = ways.get(weight, _DENSE_WAY)
+            row.bias = _DENSE_WAY if bias is None else ways.get(bias, _DENSE_WAY)
+            row.bias_rides, row.in_chain = not alone, (weight, bias) in chained
+        chain_rows = (board_structs.Chain * len(chains))()
+        for chain, choice in zip(chain_rows, chains, strict=True):
             members = [
-                f"{self._places[weight, bias]}\t{int(passes)}"
+                board_structs.Member(self._places[weight, bias], passes)
                 for weight, bias, passes in zip(choice.layers, choice.biases, choice.passes, strict=True)
             ]
-            lines.append("\t".join(["chain", _way(choice), *members]))
+            chain.way, chain.num_members = _way(choice), len(members)
+            chain.members = (board_structs.Member * len(members))(*members)
         pending = [
             warm_up_steps(tensor.method)
             for tensor in self.tensors.values()
@@ -300,7 +302,7 @@ class Board:
         if dry_run.current() is not None:
             pending.append(session.steps + 1)  # which counts steps
         at = min(pending) - self._first_step if pending else _NEVER
-        library.dad_tf_set_board(self.id, "\n".join(lines).encode(), at)
+        library.dad_tf_set_board(self.id, pair_ways, len(pair_ways), chain_rows, len(chain_rows), at)
 
     def _is_whole(self, choice: Choice) -> bool:
         """Whether a graph has the layers of a chain as the plan has them."""
@@ -352,17 +354,21 @@ def observe(
     return seen
 
 
-_DENSE_WAY = "\t".join(["0", "0", "0", "0", "none"])
+_DENSE_WAY = board_structs.Way(method=b"none")
 
 
-def _way(choice: Choice) -> str:
-    """A line for tf_ops/plan/board.h."""
+def _way(choice: Choice) -> board_structs.Way:
     # Where no rank had rows there are none to wait for: a graph without them is what was planned for.
     comes_as_rows = choice.rows > 0 or choice.most_rows == 0
     by_layer = choice.row.sends is Sends.LAYER
     as_rows = by_layer and choice.capture != "off" and comes_as_rows
-    flags = [str(int(flag)) for flag in (by_layer, as_rows, choice.row.lossy)]
-    return "\t".join([*flags, str(min(choice.most_rows, 2**62)), choice.text])
+    return board_structs.Way(
+        method=choice.text.encode(),
+        most_rows=min(choice.most_rows, 2**62),
+        by_layer=by_layer,
+        as_rows=as_rows,
+        keeps=choice.row.lossy,
+    )
 
 
 # The core asks by number; a board that is gone is not asked.

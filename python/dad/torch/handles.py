@@ -57,19 +57,14 @@ def submit(
             )
         ended(earlier)
     all_tensors(tensors)
-    handle = _torch.submit(
-        kind,
-        tensors,
-        grouped=grouped,
-        in_place=in_place,
-        name=name or "",
-        op=op,
-        root_rank=root_rank,
-        prescale=prescale,
-        postscale=postscale,
-        process_set=process_set,
-        splits=splits,
-    )
+    request = _torch.Collective(kind, tensors)
+    request.grouped, request.in_place = grouped, in_place
+    request.name = name or ""
+    request.op, request.root_rank = op, root_rank
+    request.prescale, request.postscale = prescale, postscale
+    request.process_set = process_set
+    request.splits = splits
+    handle = _torch.submit(request)
     if name:
         _in_flight[key] = handle
         _names[handle] = key
@@ -140,13 +135,13 @@ def synchronize(handle: Handle, *, timeout: float | None = None) -> Any:
     if callable(handle):
         return handle(timeout)
     try:
-        output, received_splits, _ = _torch.wait(handle, timeout)
+        finished = _torch.wait(handle, timeout)
     except TimeoutError:
         raise
     except BaseException:
         ended(handle)
         raise
     ended(handle)
-    if received_splits:
-        return output, torch.tensor(received_splits, dtype=torch.int32)
-    return output
+    if finished.received_splits:
+        return finished.output, torch.tensor(finished.received_splits, dtype=torch.int32)
+    return finished.output

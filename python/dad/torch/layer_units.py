@@ -69,9 +69,9 @@ class Unit(ABC):
         if self.handle is None:
             return None
         handle, self.handle = self.handle, None
-        outputs, _, value = _torch.wait(handle)
-        self._finish(outputs, divisor)
-        outcome = Outcome.of(value)
+        finished = _torch.wait(handle)
+        self._finish(finished.output, divisor)
+        outcome = Outcome.of(finished.value)
         if self.choice is not None and keeps_gradients(self.choice) and not outcome.not_finite:
             for slot in self.slots:
                 slot.returned = None  # it is part of what the request keeps
@@ -133,20 +133,9 @@ class DenseUnit(Unit):
             self._sent.append((slot, context))
         if not tensors:
             return
-        before, after = terms.scales
-        self.handle = _torch.submit(
-            _ALLREDUCE,
-            tensors,
-            grouped=True,
-            in_place=True,
-            name=self._sent[0][0].name,
-            op=terms.op,
-            prescale=before,
-            postscale=after,
-            process_set=terms.process_set.id,
-            stream=terms.stream,
-            uncompressed_bytes=uncompressed_bytes,
-        )
+        request = _allreduce(tensors, self._sent[0][0].name, terms)
+        request.uncompressed_bytes = uncompressed_bytes
+        self.handle = _torch.submit(request)
 
     def finish(self, divisor: int | None) -> Outcome | None:
         outcome = super().finish(divisor)
@@ -194,21 +183,10 @@ class QuantisedUnit(Unit):
         if terms.forms_on_device:
             grad.mul_(share)
             share = 1.0
-        before, after = terms.scales
-        self.handle = _torch.submit(
-            _ALLREDUCE,
-            [grad],
-            grouped=True,
-            in_place=True,
-            name=slot.name,
-            op=terms.op,
-            prescale=before,
-            postscale=after,
-            process_set=terms.process_set.id,
-            stream=terms.stream,
-            method=self.choice.text,
-            scale=share,
-        )
+        request = _allreduce([grad], slot.name, terms)
+        request.method = self.choice.text
+        request.scale = share
+        self.handle = _torch.submit(request)
 
     def _finish(self, outputs: list[torch.Tensor], divisor: int | None) -> None:
         self.slots[0].take_result(outputs[0])
@@ -296,39 +274,23 @@ class LayerUnit(Unit):
                 replan = True
                 weight.dense_seen = weight.dense_seen or weight.formed_gradient() is not None
                 weight.alone = weight.alone or not weight.dense_seen
-            output = output_bias = None
+            layer = _torch.Layer()
+            layer.segments, layer.derive = rows, derive[i]
+            layer.dense, layer.dense_square = dense, square
+            layer.dense_bias, layer.dense_bias_square = dense_bias, bias_square
             if not self.choice.passes[i]:
-                output = weight.new_output(reuse=dense is not weight.param.grad)
+                layer.output = weight.new_output(reuse=dense is not weight.param.grad)
                 if bias is not None:
-                    output_bias = bias.new_output(reuse=dense_bias is not bias.param.grad)
-            layers.append(
-                (
-                    rows,
-                    derive[i],
-                    dense,
-                    dense_bias,
-                    output,
-                    output_bias,
-                    *(self._through[i] if in_chain else (None, None)),
-                    square,
-                    bias_square,
-                )
-            )
-        before, after = terms.scales
-        share = 1.0 if forms else terms.share
-        self.handle = _torch.submit_layers(
-            name=self.name,
-            method=self.choice.text,
-            layers=layers,
-            like=self.weights[0].param,
-            op=terms.op,
-            prescale=before,
-            postscale=after,
-            process_set=terms.process_set.id,
-            stream=terms.stream,
-            scale=share if self.is_lossy else terms.count,
-            replan=replan,
-        )
+                    layer.output_bias = bias.new_output(reuse=dense_bias is not bias.param.grad)
+            if in_chain:
+                layer.weight, layer.bias = self._through[i]
+            layers.append(layer)
+        request = _torch.LayersRequest(layers, self.weights[0].param)
+        _fill_in(request, self.name, terms)
+        request.method = self.choice.text
+        request.scale = terms.count if not self.is_lossy else 1.0 if forms else terms.share
+        request.replan = replan
+        self.handle = _torch.submit_layers(request)
         self._lent = versions([segment for slot in self.weights for segment in slot.segments])
         for slot in self.weights:
             slot.segments = []
@@ -428,6 +390,22 @@ def make_unit(choice: Choice, weights: list[Slot], biases: list[Slot | None]) ->
             return QuantisedUnit(weights, choice)
         case Sends.DENSE:
             return DenseUnit(weights, choice)
+
+
+def _allreduce(tensors: list[torch.Tensor], name: str, terms: Terms) -> _torch.Collective:
+    """A sum that ends where its tensors are."""
+    request = _torch.Collective(_ALLREDUCE, tensors)
+    request.grouped = request.in_place = True
+    _fill_in(request, name, terms)
+    return request
+
+
+def _fill_in(request: _torch.RequestTerms, name: str, terms: Terms) -> None:
+    request.name = name
+    request.op = terms.op
+    request.prescale, request.postscale = terms.scales
+    request.process_set = terms.process_set.id
+    request.stream = terms.stream
 
 
 def _divided(output: torch.Tensor, divisor: int | None) -> torch.Tensor:

@@ -560,8 +560,7 @@ def join(device: int = -1) -> int:
         hvd.join()
     """
     prepare_join()
-    _, _, last_rank = _torch.wait(_torch.submit(_JOIN, []))
-    return last_rank
+    return _torch.wait(_torch.submit(_torch.Collective(_JOIN))).value
 
 
 def joins() -> int:
@@ -582,5 +581,7 @@ def barrier(process_set: ProcessSet = global_process_set) -> None:
 
         hvd.barrier()
     """
-    number = set_id(process_set)
-    _torch.wait(_torch.submit(_BARRIER, [], False, False, "barrier", Sum, -1, 1.0, 1.0, number))
+    request = _torch.Collective(_BARRIER)
+    request.name = "barrier"
+    request.process_set = set_id(process_set)
+    _torch.wait(_torch.submit(request))

@@ -482,6 +482,48 @@ TEST_F(HierarchicalEngineTest, WhatAMethodKeepsLiesWithTheLeaders) {
   });
 }
 
+TEST_F(HierarchicalEngineTest, TensorsMayHaveTheNamesOfSteps) {
+  OnFourRanks([](int rank, Engine& engine) {
+    const std::vector<std::string> names{"x", "x.host", "x.hosts", "x.down", "x.orphans"};
+    std::vector<std::vector<float>> values(names.size(), {1.0f + rank});
+    std::vector<std::shared_ptr<Ticket>> tickets;
+    for (size_t i = 0; i < names.size(); ++i) {
+      tickets.push_back(engine.Submit(OnHost(values[i], names[i], ReduceOp::kSum)));
+    }
+    for (size_t i = 0; i < names.size(); ++i) {
+      const Status status = tickets[i]->Wait(nccl::kLong);
+      ASSERT_TRUE(status.ok()) << status.ToString();
+      EXPECT_EQ(values[i][0], 10);
+    }
+    const Stats stats = engine.GetStats();
+    ASSERT_EQ(stats.tensors.size(), names.size());
+    for (const TensorStats& tensor : stats.tensors) {
+      EXPECT_EQ(tensor.steps, 1) << tensor.name;
+      EXPECT_EQ(tensor.hosts_bytes_sent > 0, rank % 2 == 0) << tensor.name;
+    }
+  });
+}
+
+// With one rank per host steps are taken between all ranks, where rows go, too.
+TEST(HierarchyTest, ASumAcrossHostsIsNotTakenForRowsOfItsName) {
+  DeviceJob job(2, Wire::kStaged);
+  job.Run([&](int rank) {
+    const std::vector<std::string> hosts{"a", "b"};
+    auto made = Hierarchy::Make(job[rank], PlanHosts(hosts), nccl::kLong);
+    ASSERT_TRUE(made.ok());
+    std::vector<float> sum{1.0f + rank};
+    OneRow row(rank);
+    const auto first = made.value()->Submit(OnHost(sum, "x", ReduceOp::kSum));
+    const auto second =
+        job[rank].Submit(row.Make("x.hosts", "factor;wire=fp32;rows=1;layer=3x2:bias"));
+    const Status status = first->Wait(nccl::kLong);
+    EXPECT_TRUE(status.ok()) << status.ToString();
+    const Status of_rows = second->Wait(nccl::kLong);
+    EXPECT_TRUE(of_rows.ok()) << of_rows.ToString();
+    EXPECT_EQ(sum[0], 3);
+  });
+}
+
 TEST_F(HierarchicalEngineTest, ExactFactorsGoBetweenAllRanks) {
   OnFourRanks([](int rank, Engine& engine) {
     OneRow row(rank);

@@ -330,7 +330,7 @@ void SumWithALateRank(Ranks& ranks, int late, int milliseconds_late) {
 TEST(LaneTest, TheWorstStepNamesTheRankThatAllWaitedFor) {
   Ranks ranks(3);
   const auto worst = [&](int rank) {
-    return ranks[rank].lane().executor().traffic().at("a").worst;
+    return ranks[rank].lane().executor().traffic().at({"a"}).worst;
   };
   SumWithALateRank(ranks, 2, 50);  // negotiated
   EXPECT_EQ(worst(0).step, 1);

@@ -186,6 +186,26 @@ TEST(NegotiatorTest, WhatIsWithdrawnIsNotPutTogetherWithWhatComesAgain) {
   EXPECT_TRUE(negotiator.Waiting().empty());
 }
 
+TEST(NegotiatorTest, StepsBetweenHostsAreRequestsOfTheirOwn) {
+  TensorCache cache(10);
+  Negotiator negotiator({0, 1}, &cache);
+  RequestMeta verdict = Meta("x");
+  verdict.kind = OpKind::kBroadcast;
+  verdict.root_rank = 0;
+  verdict.host_step = HostStep::kVerdict;
+  RequestMeta across = Meta("x");
+  across.host_step = HostStep::kAcross;
+  const RequestMeta itself = Meta("x");
+  // Each rank has two of them: neither a disagreement, nor put together with another.
+  std::vector<NegotiationMessage> messages = {Fresh({across, verdict}), Fresh({itself, verdict})};
+  const Decision decision = negotiator.Decide(messages).value();
+  EXPECT_TRUE(decision.failed.empty());
+  ASSERT_EQ(decision.ready.size(), 1u);
+  EXPECT_EQ(decision.ready[0].meta.host_step, HostStep::kVerdict);
+  EXPECT_TRUE(negotiator.Waits(0, KeyOf(across)) && !negotiator.Waits(0, KeyOf(itself)));
+  EXPECT_TRUE(negotiator.Waits(1, KeyOf(itself)) && !negotiator.Waits(1, KeyOf(across)));
+}
+
 TEST(NegotiatorTest, JoinedRanksAreNotWaitedFor) {
   TensorCache cache(10);
   Negotiator negotiator({0, 1}, &cache);

@@ -2,11 +2,13 @@
 
 import pytest
 
+import keras_callback_checks
 import keras_checks
+import keras_replica_checks
 from tf_util import launched_once
-from util import check_names
+from util import check_names, joined
 
-CHECKS = keras_checks.__file__
+CHECKS = joined(keras_checks.__file__, keras_callback_checks.__file__, keras_replica_checks.__file__)
 EVERY = check_names(CHECKS)
 
 

@@ -54,6 +54,8 @@ def described_by(stub: ast.Module) -> dict[str, object]:
         elif isinstance(node, ast.ClassDef):
             members: dict[str, object] = {}
             for one in node.body:
+                if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name):
+                    members[one.target.id] = None  # an attribute
                 if isinstance(one, ast.FunctionDef):
                     members[one.name] = None if one.decorator_list else arguments_of_stub(one)
             found[node.name] = members

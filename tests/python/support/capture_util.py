@@ -114,3 +114,37 @@ def check(model, run, track, *, mode="rows", captured=None, passes=1, tolerance=
 def square(output):
     """A loss in float64."""
     return output.double().square().sum()
+
+
+def loss_of(output):
+    """In float64, and such that no gradient of a norm, or below one, is zero."""
+    return (output.double() + 0.3).sin().sum()
+
+
+def per_sample(param, segments):
+    """The part of each sample in the gradient, samples first, in float64. All segments have all samples."""
+    total = 0
+    for segment in segments:
+        assert segment.even
+        samples = segment.samples
+        parts = torch.zeros(samples, *param.shape, dtype=torch.float64)
+        matrix = parts.view(samples, param.shape[0], -1)
+        if segment.kind == "indexed":
+            index = segment.index.view(samples, -1)
+            for s, x in enumerate(segment.x.double().view(samples, index.shape[1], -1)):
+                matrix[s].index_add_(0, index[s], x)
+        else:
+            a = segment.a.double().view(samples, -1, segment.a.shape[1])
+            d = segment.d.double().view(samples, -1, segment.d.shape[1])
+            matrix[:, segment.out_begin : segment.out_begin + d.shape[2]] = d.mT @ a
+        total = total + parts
+    return total
+
+
+def bias_per_sample(bias, segments):
+    total = torch.zeros(segments[0].samples, len(bias), dtype=torch.float64)
+    for segment in segments:
+        if segment.has_bias:
+            rows = segment.d.double().view(segment.samples, -1, segment.d.shape[1]).sum(1)
+            total[:, segment.out_begin : segment.out_begin + rows.shape[1]] += rows
+    return total

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from util import Results, check_names, imitate_hosts, launch
+from util import Results, imitate_hosts, launch, load_checks
 
 # Few threads and no chatter: ranks share the cores of one machine.
 ENVIRONMENT = {
@@ -73,14 +73,12 @@ def run_checks(file: str, folder: str) -> None:
     import dad.basics as basics
     from dad._lib import _core
 
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    checks = load_checks(file)
     imitate_hosts()
     basics.init()
     only = os.environ.get("CHECKS", "").split(",")
     with (Path(folder) / f"{basics.rank()}.json").open("w", buffering=1) as out:
-        for name in check_names(file):
+        for name, module in checks.items():
             if not any(part in name for part in only):
                 continue
             started = time.process_time()
@@ -107,5 +105,4 @@ def run_checks(file: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(sys.argv[1]).parent))  # checks that use those of another file
     run_checks(sys.argv[1], sys.argv[2])

@@ -23,10 +23,27 @@ import pytest
 PYTHON = Path(__file__).parents[3] / "python"
 
 
-def check_names(file: str) -> list[str]:
-    """The checks in a file, in order, without importing it."""
-    lines = Path(file).read_text().splitlines()
+def check_names(files: str) -> list[str]:
+    """The checks in a file, or in several (joined()), in order, without importing them."""
+    lines = [line for file in files.split(os.pathsep) for line in Path(file).read_text().splitlines()]
     return [line[4 : line.index("(")] for line in lines if line.startswith("def check_")]
+
+
+def joined(*files: str) -> str:
+    """Files whose checks share a launch."""
+    return os.pathsep.join(files)
+
+
+def load_checks(files: str) -> dict[str, Any]:
+    """The module of each check."""
+    modules = {}
+    for file in files.split(os.pathsep):
+        sys.path.append(str(Path(file).parent))  # checks that use those of another file
+        spec = importlib.util.spec_from_file_location(Path(file).stem, file)
+        module: Any = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        modules |= dict.fromkeys(check_names(file), module)
+    return modules
 
 
 class Results:
@@ -48,7 +65,7 @@ class Results:
 def launch(
     file: str, num_ranks: int, timeout: float = 240, runner: str = __file__, **environment: str
 ) -> Results:
-    """Runs all checks of `file` under dadrun. Runner: the script that runs them on a rank."""
+    """Runs all checks of `file`, or of several (joined()), under dadrun. Runner: the script that runs them on a rank."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "dad.runner.cli", "-np", str(num_ranks)]
         command += [sys.executable, runner, file, folder]
@@ -152,13 +169,11 @@ def run_checks(file: str, folder: str) -> None:
     import dad.torch as hvd
 
     imitate_hosts()
-    spec = importlib.util.spec_from_file_location(Path(file).stem, file)
-    module: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    checks = load_checks(file)
     torch.set_num_threads(1)
     hvd.init()
     with (Path(folder) / f"{hvd.rank()}.json").open("w", buffering=1) as out:
-        for name in check_names(file):
+        for name, module in checks.items():
             torch.manual_seed(0)
             try:
                 getattr(module, name)()
@@ -177,5 +192,4 @@ def run_checks(file: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.path.append(str(Path(sys.argv[1]).parent))  # checks that use those of another file
     run_checks(sys.argv[1], sys.argv[2])

@@ -5,10 +5,11 @@ import gc
 import os
 import time
 import warnings
+from pathlib import Path
 
 import pytest
 
-from util import check_names, hvd, launched_once, slow_link
+from util import check_names, hvd, joined, launched_once
 
 try:
     import torch
@@ -23,10 +24,12 @@ except ImportError:
 
 NUM_RANKS = 2
 
-results = launched_once(__file__, NUM_RANKS)
+HERE = Path(__file__).parent
+CHECKS = joined(__file__, str(HERE / "factors_precision_checks.py"), str(HERE / "factors_plan_checks.py"))
+results = launched_once(CHECKS, NUM_RANKS)
 
 
-@pytest.mark.parametrize("check", check_names(__file__))
+@pytest.mark.parametrize("check", check_names(CHECKS))
 def test_on_two_ranks(results, check):
     results.assert_passed(check)
 
@@ -318,37 +321,6 @@ def check_inputs_and_weights_that_are_not_contiguous():
     steps(model, distributed(model, "dad"), convolve)
 
 
-def check_half_precision_models():
-    for dtype, tolerance in ((torch.float16, 5e-3), (torch.bfloat16, 4e-2)):
-        for method in ("dad", "edad"):
-            model = nn.Sequential(nn.Linear(D, D), nn.Tanh(), nn.Linear(D, D)).to(dtype)
-
-            def backward(model, dtype=dtype):
-                model(data(dtype=dtype)).float().sin().sum().backward()
-
-            steps(model, distributed(model, method), backward, tolerance=tolerance)
-        for method in ("rank_dad:rank=1", "int8", "auto"):
-            optimizer = distributed(model, method)
-            for _ in range(8):
-                optimizer.zero_grad()
-                backward(model)
-                optimizer.step()
-                hvd().check_replicas(model)
-            assert all(p.grad.dtype == dtype for p in model.parameters())
-
-
-def check_autocast():
-    model = net(torch.float32)
-    for method in ("dad", "edad", "exact"):
-
-        def backward(model):
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(data(dtype=torch.float32)).float().sin().sum()
-            loss.backward()
-
-        steps(model, distributed(model, method), backward, tolerance=2e-2)
-
-
 def check_activation_checkpointing():
     for reentrant in (False, True):
 
@@ -551,160 +523,6 @@ def check_a_hook_that_was_removed_is_no_reason_to_form_a_gradient():
     optimizer = distributed(model, "dad")
     steps(model, optimizer, plain, 2)
     assert next(row for row in optimizer.plan() if row["name"] == "0.weight")["method"] == "dad"
-
-
-def check_what_does_not_fit_is_logged_once():
-    import logging
-
-    lines = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append((record.levelname, record.getMessage()))
-    logger = logging.getLogger("dad")
-    level = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    try:
-        model = nn.Sequential(
-            nn.Linear(D, D), nn.LayerNorm(D), nn.utils.parametrizations.weight_norm(nn.Linear(D, D))
-        )
-        optimizer = distributed(model, "dad", torch.optim.SGD(model.parameters(), lr=1e-3))
-        for rows in (2, 2, 4, 4):  # with a new plan in between
-            optimizer.zero_grad()
-            model(data(rows, torch.float32)).sum().backward()
-            optimizer.step()
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-    if hvd().rank() > 0:
-        assert not lines
-        return
-    plan = {row["name"]: row["why"] for row in optimizer.plan() if row["method"] == "dense"}
-    said = [
-        (level, name) for level, line in lines for name in plan if f'"{name}"' in line and plan[name] in line
-    ]
-    weights = [f"2.parametrizations.weight.original{i}" for i in (0, 1)]
-    assert sorted(said) == sorted(
-        [("INFO", n) for n in plan if n not in weights] + [("WARNING", n) for n in weights]
-    )
-
-
-def check_the_plan_has_the_columns_of_the_contract():
-    model = net(torch.float32)
-    optimizer = distributed(model, "rank_dad:rank=2")
-    for _ in range(3):
-        optimizer.zero_grad()
-        model(data(dtype=torch.float32)).sum().backward()
-        optimizer.step()
-    rows = optimizer.plan()
-    assert [row["name"] for row in rows] == [n for n, _ in model.named_parameters()]
-    columns = ["name", "shape", "rows", "method", "why", "predicted_ms", "measured_ms"]
-    columns += ["predicted_bytes", "measured_bytes", "dense_bytes", "bytes", "ratio"]
-    assert all(list(row) == columns for row in rows)
-    first = rows[0]
-    assert first["shape"] == (D, D) and first["rows"] == 2 and first["method"] == "rank_dad" and first["why"]
-    assert (
-        first["predicted_ms"] > 0 and first["measured_ms"] > 0 and first["bytes"] > 0 and first["ratio"] > 1
-    )
-    assert first["bytes"] == first["measured_bytes"] > 0 and first["predicted_bytes"] > 0
-    tensors = hvd().stats()["tensors"]
-    assert 1 <= tensors["0.weight"]["effective"] <= 4  # gather: 2 of each rank
-    assert tensors["0.weight"]["steps"] >= 3
-
-
-def check_the_plan_counts_what_its_method_sends():
-    # The weights were broadcast, and two steps were dense: neither is a part of what the method sends.
-    model = net(torch.float32)
-    hvd().broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = distributed(model, "rank_dad:rank=2,warmup_steps=2")
-    hvd().reset_stats()
-    hvd().broadcast_parameters(model.state_dict(), root_rank=0)
-    for _ in range(6):
-        optimizer.zero_grad()
-        model(data(dtype=torch.float32)).sum().backward()
-        optimizer.step()
-    row = next(row for row in optimizer.plan() if row["name"] == "2.weight")
-    tensors = hvd().stats()["tensors"]
-    gradient = tensors[row["name"]]
-    assert gradient["steps"] == 6 and gradient["recent"]["steps"] == 4, gradient
-    assert row["bytes"] == round(gradient["recent"]["wire_bytes_sent"] / 4)
-    assert row["ratio"] > 4 * gradient["ratio"], (row, gradient)
-    assert tensors["broadcast." + row["name"]]["steps"] == 1, tensors
-
-
-def check_grad_scaler_and_autocast_with_exact_methods():
-    """An infinite loss on one rank: all skip the step, and go on."""
-    for method in ("dad", "edad", "exact"):
-        model = net(torch.float32)
-        optimizer = distributed(model, method)
-        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
-        for step in range(8):
-            before = copy.deepcopy(model.state_dict())
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(data(dtype=torch.float32)).float().square().mean()
-            if step in (0, 4) and hvd().rank() == step // 4:
-                loss = loss * float("inf")
-            scaler.scale(loss).backward()
-            if step == 6:
-                scaler.unscale_(optimizer)
-                with warnings.catch_warnings():
-                    warnings.simplefilter("error")
-                    clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimizer)
-            scaler.update()
-            skipped = all(torch.equal(before[k], v) for k, v in model.state_dict().items())
-            assert skipped == (step in (0, 4)), step
-            hvd().check_replicas(model)
-        assert scaler.get_scale() == 2.0**10  # halved and doubled twice
-
-
-def check_exact_methods_under_autocast():
-    """What is sent dense has the bits of `none`, also in the step that is observed. Factors are multiplied in
-    float32, where autograd rounds the product to bfloat16: they differ by one such rounding."""
-
-    def gradients(method):
-        torch.manual_seed(0)
-        conv = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten(2), nn.Linear(D - 2, D))
-        model = nn.Sequential(conv, nn.Linear(D, D), nn.LayerNorm(D), nn.GELU(), nn.Linear(D, D))
-        optimizer = distributed(model, method, torch.optim.Adam(model.parameters(), lr=1e-2))
-        for step in range(4):
-            torch.manual_seed(10 * step + hvd().rank())
-            optimizer.zero_grad()
-            with torch.autocast("cpu", dtype=torch.bfloat16):
-                loss = model(torch.randn(4, 1, 3, D)).float().square().mean()
-            loss.backward()
-            yield fu.gradients(model)
-            optimizer.step()
-        if method == "exact":
-            assert {row["method"] for row in optimizer.plan()} == {"dense"}, optimizer.plan()
-
-    with slow_link(bytes_per_second=1e13):  # no factors pay on this one
-        for step, (wanted, exact) in enumerate(zip(gradients("none"), gradients("exact"), strict=True)):
-            for name, grad in exact.items():
-                assert torch.equal(grad, wanted[name]), (step, name)
-    wanted, exact = next(gradients("none")), next(gradients("dad"))
-    for name, grad in exact.items():
-        assert (grad - wanted[name]).norm() <= 2**-8 * wanted[name].norm(), name
-    assert not torch.equal(exact["4.weight"], wanted["4.weight"])
-
-
-def check_what_is_not_a_number_is_not_hidden_by_an_activation():
-    """One value of one rank's batch: the same gradients are NaN on all ranks as without a method."""
-    for method in ("dad", "edad"):
-        for activation in (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.GELU):
-            model = fu.Chain(activation).float()
-            optimizer = distributed(model, method)
-            for step in range(4):
-                optimizer.zero_grad()
-                batch = data(dtype=torch.float32)
-                if step > 1 and hvd().rank() == 1:
-                    batch[0, 0] = float("nan")
-                expected = dense_mean(model, lambda twin, x=batch: twin(x).sum().backward())
-                model(batch).sum().backward()
-                optimizer.synchronize()
-                for name, grad in fu.gradients(model).items():
-                    where = (method, activation, step, name)
-                    assert grad.isnan().equal(expected[name].isnan()), where
 
 
 def check_a_rank_that_fails_in_the_step_that_all_observe_is_named():

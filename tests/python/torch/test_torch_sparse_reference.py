@@ -163,7 +163,7 @@ class Request:
 
 def exported(place, name):
     saved = _core.export_state(place.process_set_id, STREAM, name)
-    return {key: np.frombuffer(data, dtype) for key, dtype, _, data in saved if data}
+    return {one.name: np.frombuffer(data, one.dtype) for one in saved if (data := one.data)}
 
 
 def assert_same_bits(mine, reference, where):

@@ -7,9 +7,9 @@ import string
 
 import tensorflow as tf
 
+from dad.tensorflow.factors.convolutions import Convolution
 from dad.tensorflow.factors.nodes import Node, Nodes
 from dad.tensorflow.factors.uses import (
-    Convolution,
     ConvolutionUse,
     EinsumUse,
     Equation,
