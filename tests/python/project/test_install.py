@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 HAS_TENSORFLOW = importlib.util.find_spec("tensorflow") is not None
 FRAMEWORKS = ["torch", "tensorflow"] if HAS_TENSORFLOW else ["torch"]
 # What a wheel for manylinux may expect of every machine, and what of these frameworks and MPI.
@@ -46,7 +46,8 @@ def wheel(pytestconfig, tmp_path_factory):
     if not (root / "build/CMakeCache.txt").exists() or importlib.util.find_spec("auditwheel") is None:
         pytest.skip("make build, and the packages of requirements-dev.txt")
     folder = tmp_path_factory.mktemp("wheel")
-    done = run(sys.executable, root / "scripts/make_wheel.py", "-d", folder, PYTHONPATH="")
+    make_wheel = root / "scripts/make_wheel.py"
+    done = run(sys.executable, make_wheel, "-d", folder, timeout=800, PYTHONPATH="")
     assert done.returncode == 0, done.stdout
     return next(folder.glob("*.whl")), done.stdout
 
