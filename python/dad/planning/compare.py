@@ -75,7 +75,10 @@ class Comparison:
         return "\n\n".join(parts)
 
     def heading(self) -> str:
-        return f"{self.size} ranks on {self.line}; per rank and step, predicted from one step of one process"
+        return (
+            f"{self.size} ranks on {line_text(self.line)}; per rank and step, predicted from one step of one "
+            "process"
+        )
 
     def totals(self) -> str:
         """A line for each method."""
@@ -275,6 +278,14 @@ def fold_layers(results: Sequence[Result]) -> list[tuple[str, list[tuple[float, 
         together = zip(*(columns[one] for one in names), strict=True)
         lines.append((name, [(sum(b for b, _ in column), sum(s for _, s in column)) for column in together]))
     return lines
+
+
+def line_text(line: Line) -> str:
+    rate, unit = 8 * line.bytes_per_second, 0
+    while rate >= 1000 and unit < 4:
+        rate, unit = rate / 1000, unit + 1
+    text = f"{rate:g} {('', 'k', 'M', 'G', 'T')[unit]}bit/s"
+    return f"{text} with {1e3 * line.delay:g} ms each way" if line.delay else text
 
 
 def _what_is_lost(spec: str) -> str:

@@ -86,13 +86,6 @@ class Line:
     bytes_per_second: float
     delay: float = 0.0
 
-    def __str__(self) -> str:
-        rate, unit = 8 * self.bytes_per_second, 0
-        while rate >= 1000 and unit < 4:
-            rate, unit = rate / 1000, unit + 1
-        text = f"{rate:g} {('', 'k', 'M', 'G', 'T')[unit]}bit/s"
-        return f"{text} with {1e3 * self.delay:g} ms each way" if self.delay else text
-
 
 def line_of(link: str) -> Line:
     """Of a rate, with a delay if there is one: `100mbit`, or `100mbit,25ms`."""
@@ -101,7 +94,7 @@ def line_of(link: str) -> Line:
     if delay and match is None:
         raise ValueError(f"link={link!r} is not possible; a rate and a delay such as 100mbit,25ms")
     seconds = float(match[1]) * {"us": 1e-6, "ms": 1e-3, "s": 1.0}[match[2]] if match else 0.0
-    return Line(bytes_per_second(rate), seconds)
+    return Line(bytes_per_second=bytes_per_second(rate), delay=seconds)
 
 
 def bytes_per_second(link: str) -> float:

@@ -9,11 +9,11 @@ import pytest
 
 import dad
 from dad.cli import main
-from dad.planning.compare import METHODS, Comparison, Result, fold_layers, layer_of
+from dad.planning.compare import METHODS, Comparison, Result, fold_layers, layer_of, line_text
 from dad.planning.link import Line, line_of
 from util import job_environment, needs_torch
 
-LINE = Line(12.5e6, 0.025)
+LINE = Line(bytes_per_second=12.5e6, delay=0.025)
 
 TORCH = """
 import sys
@@ -201,9 +201,9 @@ def test_a_tensor_belongs_to_its_layer():
 
 
 def test_a_line_has_a_rate_and_perhaps_a_delay():
-    assert line_of("100mbit") == Line(12.5e6)
-    assert line_of("1gbit, 500us") == Line(125e6, 500e-6)
-    assert str(line_of("100mbit,25ms")) == "100 Mbit/s with 25 ms each way"
+    assert line_of("100mbit") == Line(bytes_per_second=12.5e6, delay=0.0)
+    assert line_of("1gbit, 500us") == Line(bytes_per_second=125e6, delay=500e-6)
+    assert line_text(line_of("100mbit,25ms")) == "100 Mbit/s with 25 ms each way"
     for wrong in ("100mbit,", "100mbit,25", "25ms", "100mbit,-1ms", "100mbit,25ms,1"):
         with pytest.raises(ValueError, match="is not possible"):
             line_of(wrong) if wrong != "100mbit," else line_of("mbit,")
