@@ -62,6 +62,9 @@ format:  ## clang-format and ruff, in place
 bench: setup  ## the shorter benchmarks: times against torch.distributed, and bytes
 	@$(VENV)/bin/python benchmarks/run.py
 
+bench-far: setup  ## ranks far apart: auto against every method, and local steps; hours
+	@$(VENV)/bin/python benchmarks/far.py
+
 docs: setup  ## generated pages and figures, and the site in build/site
 	@$(VENV)/bin/python scripts/gen_options_doc.py
 	@$(VENV)/bin/python scripts/gen_figures.py
@@ -79,4 +82,4 @@ wheels: setup  ## the same with op libraries for every version in scripts/wheel_
 clean:  ## what was built; not .venv
 	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-sanitize test-cuda12 chaos storm fuzz lint tidy coverage format bench docs wheel wheels clean
+.PHONY: help setup build demo test test-sanitize test-cuda12 chaos storm fuzz lint tidy coverage format bench bench-far docs wheel wheels clean

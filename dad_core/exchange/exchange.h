@@ -75,6 +75,7 @@ struct StepReport {
   // finite; -1: none.
   int suspect = -1;
   double effective = -1.0;  // the rank of what was applied, or the share of elements sent
+  double captured = -1.0;   // see TensorStats
 };
 
 // This rank's part in one step. Pointers stay valid from Begin to Finish/Cancel.

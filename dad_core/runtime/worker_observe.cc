@@ -92,6 +92,7 @@ Stats Worker::CollectStats() {
   stats.wire_bytes_sent = counters.bytes_sent - counters_at_reset_.bytes_sent;
   stats.wire_bytes_received = counters.bytes_received - counters_at_reset_.bytes_received;
   stats.messages_sent = counters.messages_sent - counters_at_reset_.messages_sent;
+  stats.line_bytes_per_second = transport_->LineRate();
   stats.payload_bytes_sent = payload_sent_;
   stats.control_bytes_sent = stats.wire_bytes_sent - payload_sent_;
   for (const auto& [id, slot] : lanes_) {
@@ -102,7 +103,7 @@ Stats Worker::CollectStats() {
     for (const auto& [tensor, traffic] : slot.lane->executor().traffic()) {
       stats.tensors.push_back({tensor.name, tensor.host_step, traffic.steps, traffic.sent,
                                traffic.received, traffic.device, traffic.dense, traffic.effective,
-                               traffic.seconds, traffic.recent,
+                               traffic.captured, traffic.seconds, traffic.recent,
                                /*hosts_bytes_sent=*/0, traffic.worst});
       stats.steps = std::max(stats.steps, traffic.steps);
       stats.device_bytes += traffic.device;

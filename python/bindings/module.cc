@@ -359,6 +359,7 @@ py::dict StatsAsDict() {
     if (between_hosts) recent["hosts_bytes_sent"] = tensor.recent.hosts_sent;
     row["recent"] = recent;
     if (tensor.effective >= 0) row["effective"] = tensor.effective;
+    if (tensor.captured >= 0) row["captured"] = tensor.captured;
     if (tensor.worst.step > 0) {
       py::dict worst;
       worst["step"] = tensor.worst.step;
@@ -381,6 +382,7 @@ py::dict StatsAsDict() {
   all["ratio"] = Ratio(stats.dense_bytes, stats.wire_bytes_sent, stats.device_bytes);
   all["negotiations"] = stats.negotiations;
   all["predicted_batches"] = stats.predicted_batches;
+  all["line_bytes_per_second"] = stats.line_bytes_per_second;
   all["tensors"] = tensors;
   if (const dad::SlowestRank& slowest = stats.slowest; slowest.rank >= 0) {
     py::dict row;

@@ -72,6 +72,9 @@ struct TensorStats {
   // The rank of what the last step applied, or the share of elements that it sent; negative for
   // methods that have neither.
   double effective = -1.0;
+  // The part of the energy of residual and gradient together that steps have sent of late, for
+  // methods with a dense residual; negative: not known.
+  double captured = -1.0;
   double seconds = 0.0;  // from the first byte sent to the result, over all steps
   RecentTraffic recent;  // of these, since it last changed its collective or method
   // The part of wire_bytes_sent that went to other hosts, if sums go from host to host; else 0.
@@ -100,6 +103,8 @@ struct Stats {
   int64_t dense_bytes = 0;
   int64_t negotiations = 0;       // rounds of readiness messages
   int64_t predicted_batches = 0;  // went without one
+  // To other hosts, as far as the line set the pace of what was sent so far; 0: not known.
+  double line_bytes_per_second = 0.0;
   SlowestRank slowest;
   std::vector<TensorStats> tensors;
 };

@@ -446,6 +446,7 @@ void Executor::EndPart(BatchPart& part, const Status& status) {
   }
   if (!request.meta.method.none()) {
     traffic.effective = request.report.effective;
+    traffic.captured = request.report.captured;
     const StepReport& report = request.report;
     request.result_value = (report.replan ? kWantsPlan : 0) | (report.too_large ? kTooLarge : 0);
     if (report.not_finite) {

@@ -42,6 +42,7 @@ struct TensorTraffic {
   int64_t device = 0;
   int64_t dense = 0;
   double effective = -1.0;  // of the last step
+  double captured = -1.0;
   double seconds = 0.0;
   // The part of these counters since the name last changed its kind or method: a weight is
   // broadcast, and warms up densely, under the name of its gradient.

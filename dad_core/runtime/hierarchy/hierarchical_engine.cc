@@ -40,6 +40,7 @@ Stats Folded(Stats stats) {
     all.device_bytes += step.device_bytes;
     all.dense_bytes = std::max(all.dense_bytes, step.dense_bytes);
     all.effective = std::max(all.effective, step.effective);
+    all.captured = std::max(all.captured, step.captured);
     all.seconds += step.seconds;
     all.recent.steps = std::max(all.recent.steps, step.recent.steps);
     all.recent.sent += step.recent.sent;

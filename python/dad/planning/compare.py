@@ -14,10 +14,10 @@ from typing import Any
 from dad.methods import compression as _methods
 from dad.methods.planned import looks_at_variance
 from dad.planning import planner
-from dad.planning.link import Line
+from dad.planning.costs import Costs, Line
 from dad.planning.session import PlannedTensor, layers_of
 from dad.planning.text import common, format_bytes, grouped, without_numbers
-from dad.planning.types import Choice, Costs, Observation
+from dad.planning.types import Choice, Observation
 
 # In this order: nothing is lost, bits are, the rest.
 METHODS = (
@@ -199,6 +199,7 @@ def compare(
         size=size,
         bytes_per_second=line.bytes_per_second,
         flops_per_second=flops_per_second,
+        delay=line.delay,
         seed=_methods.seed_from_environment(),
     )
     results = [_result(spec, tensors, seen, costs, line) for spec in specs]
@@ -227,11 +228,14 @@ def _result(
         count = math.prod(by_name[layer.name].shape) * (cast or layer.element_bytes)
         num_bytes = 2 * (costs.size - 1) / costs.size * count
         add(layer.name, num_bytes, costs.seconds(num_bytes, 0.0))
-    for choice in planner.make_plan(layers, costs).choices:
+    choices = planner.make_plan(layers, costs).choices
+    for choice in choices:
         add(_first(choice), choice.num_bytes, choice.seconds)
     seconds = sum(one for _, one in by_layer.values())
     if any(num_bytes for num_bytes, _ in by_layer.values()):
-        seconds += 2 * line.delay  # one there, one back; tensors overlap each other
+        # Tensors overlap each other. What no plan is made for goes to owners and back.
+        rounds = [choice.rounds for choice in choices if choice.num_bytes]
+        seconds += line.delay * max([*rounds, *([2] if len(layers) < len(tensors) else [])])
     return Result(spec, by_layer, seconds)
 
 
@@ -324,8 +328,15 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 class Rows(list[dict[str, Any]]):
     """What dad.plan() returns: the rows of one method. Printed, it compares all methods."""
 
-    def __init__(self, rows: Sequence[dict[str, Any]], compared: Callable[[], Comparison]) -> None:
+    def __init__(
+        self,
+        rows: Sequence[dict[str, Any]],
+        compared: Callable[[], Comparison],
+        exposed_seconds: float | None = None,
+    ) -> None:
         super().__init__(rows)
+        # What communication adds to a step; in the total of format_plan().
+        self.predicted_ms = None if exposed_seconds is None else 1e3 * exposed_seconds
         self._compare = compared
         self._comparison: Comparison | None = None
 

@@ -6,7 +6,7 @@ tests run several ranks of it as threads of one process, without an engine.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -14,8 +14,8 @@ from dad._lib import _core
 from dad.basics import num_inits
 from dad.basics import rank as _rank_in_job
 from dad.planning.circle import Circle, circle_of
+from dad.planning.costs import Costs
 from dad.planning.link import Multiply, measure_costs, multiply_arrays
-from dad.planning.types import Costs
 from dad.process_sets import ProcessSet
 from dad.state.kept import Tensors
 
@@ -67,6 +67,9 @@ class Ranks(Protocol):
 
     def costs(self, measures_rates: bool, multiply: Multiply = multiply_arrays) -> Costs:
         """What the planner counts with, the same on every rank."""
+
+    def stats(self) -> dict[str, Any]:
+        """What the core has counted and measured on this rank, as dad.stats()."""
 
     def export_state(self, stream: int, name: str) -> Tensors:
         """What the core keeps for a request between steps; empty if there is nothing."""
@@ -137,6 +140,9 @@ class RanksOf:
 
     def costs(self, measures_rates: bool, multiply: Multiply = multiply_arrays) -> Costs:
         return measure_costs(self.process_set, measures_rates, multiply)
+
+    def stats(self) -> dict[str, Any]:
+        return _core.stats()
 
     def export_state(self, stream: int, name: str) -> Tensors:
         saved = _core.export_state(self._set, stream, name)

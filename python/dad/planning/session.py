@@ -8,6 +8,7 @@ these parts are given to it; everything that ranks must do alike is here:
     make_plan       observe: what this rank saw of them, told by the framework.
                     gather: what all ranks saw. A rank that failed to see says why, and all raise that.
                     plan: the planner's choices, the same on all ranks; what was kept passes over to them.
+    review          At agreed steps: does the plan still fit what is measured? If not, another one is made.
     tell            What a request ended with: a rank asks for another plan, a gradient was not finite, ….
     save, load      For checkpoints.
 """
@@ -26,11 +27,13 @@ import numpy as np
 from dad import dry_run
 from dad.errors import MismatchError
 from dad.log import log
-from dad.methods.compression import Exact, Method
+from dad.methods.compression import Method
 from dad.methods.planned import warm_up_steps
 from dad.planning import planner
 from dad.planning.agreement import Agreement, Description
 from dad.planning.circle import Circle, as_hosts
+from dad.planning.costs import Costs
+from dad.planning.guard import Guard
 from dad.planning.link import Multiply, multiply_arrays
 from dad.planning.outcome import Outcome
 from dad.planning.ranks import Ranks
@@ -74,6 +77,13 @@ class PlannedTensor(Protocol):
     def floating(self) -> bool: ...
 
 
+# Steps by a plan after which it is reviewed; after the last of them every so many.
+_REVIEWS = (20, 40, 80, 160, 320)
+# Another plan has to make the exposed part of a step so much shorter to replace the one there is.
+_WORTH_IT = 0.8
+# The line has become another if its rate has changed by more than this factor since it was measured.
+_LINE_CHANGED = 2.0
+
 T = TypeVar("T", bound=PlannedTensor)
 Observe = Callable[[Sequence[T]], dict[str, Observation]]
 
@@ -106,7 +116,13 @@ class Session(Generic[T]):
         self.replan_wanted = False  # some rank has asked for another plan
         self.agreement = Agreement(ranks, framework)
         self.replicas = ReplicaCheck(ranks, cures)
+        self.backward_seconds = 0.0  # of this rank's last step, if the framework tells
         self._average = average
+        self._request_name = request_name
+        self._guard = Guard()
+        self._planned_at = 0  # the step in which the plan was made
+        self._layers: list[Layer] = []  # what it was made of
+        self._costs: Costs | None = None  # and with
         self._keeper = StateKeeper(ranks, stream, request_name)
         self._postponed = -1  # until there have been other joins than these
         self._said: set[str] = set()
@@ -157,7 +173,8 @@ class Session(Generic[T]):
     def _facts(self, held: Iterable[T]) -> dict[str, Any]:
         """Where this rank is, for the others."""
         choices = self.plan.as_dict() if self.plan is not None else None
-        text = json.dumps([choices, sorted(tensor.name for tensor in held), self.replan_wanted])
+        since = [self._planned_at, self._guard.as_dict(), self._costs is None]
+        text = json.dumps([choices, sorted(tensor.name for tensor in held), self.replan_wanted, since])
         return {
             "step": self.steps,
             "outdated": self.is_outdated(),
@@ -177,6 +194,10 @@ class Session(Generic[T]):
             for tensor in self.tensors.values()
             if (self.replan_wanted or not tensor.planned) and warm_up_steps(tensor.method) <= self.steps
         ]
+
+    def _weighs_costs(self) -> bool:
+        """Whether plans depend on measured costs."""
+        return any(planner.weighs_costs(tensor.method, self.circle.size) for tensor in self.tensors.values())
 
     def is_planned(self) -> bool:
         return all(tensor.planned for tensor in self.tensors.values())
@@ -206,16 +227,25 @@ class Session(Generic[T]):
                 watching.saw(held, mine, multiply, lambda: self.steps)
         except Exception as error:  # the others wait for this rank, and are told
             failure = error
-        seen = self._gather(held, mine, failure)
+        seen, backward_seconds = self._gather(held, mine, failure)
         if len(seen) < self.ranks.size:
             self._postponed = self.ranks.joins
             return None
         self.replan_wanted = False
-        weighs_time = any(isinstance(tensor.method, Exact) for tensor in held)
-        made = planner.make_plan(layers_of(held, seen), self.ranks.costs(weighs_time, multiply))
         names = {tensor.name for tensor in held}
+        layers = layers_of(held, seen, self._guard)
+        costs = self._costs  # of a review, or measured now
+        if costs is None or costs.size != self.circle.size or not self.is_planned():
+            costs = self.ranks.costs(self._weighs_costs(), multiply)
+            if costs.measured:
+                costs = dataclasses.replace(costs, backward_seconds=backward_seconds)
+        made = planner.make_plan(layers, costs)
         others = [choice for choice in self.choices if not names.intersection(choice.layers)]
-        self.plan = Plan([*made.choices, *others], made.size)
+        choices = [*made.choices, *others]
+        exposed = costs.exposed_seconds(choices) if costs.measured else None
+        self.plan = Plan(choices, made.size, exposed)
+        self._planned_at, self._costs = self.steps, costs
+        self._layers = [*layers, *(layer for layer in self._layers if layer.name not in names)]
         for tensor in held:
             tensor.planned = True
         self._hand_over(made.choices, held)
@@ -233,19 +263,25 @@ class Session(Generic[T]):
 
     def _gather(
         self, held: Sequence[T], mine: dict[str, Observation], failure: Exception | None
-    ) -> list[dict[str, Observation]]:
-        """What every rank has seen, in rank order."""
+    ) -> tuple[list[dict[str, Observation]], float]:
+        """What every rank has seen, in rank order; and the shortest backward() of a rank."""
         why = "" if failure is None else f"{type(failure).__name__}: {failure}"
-        packet = [self.ranks.rank_in_job, why, {name: dataclasses.asdict(one) for name, one in mine.items()}]
+        observed = {name: dataclasses.asdict(one) for name, one in mine.items()}
+        packet = [self.ranks.rank_in_job, why, observed, self.backward_seconds, self._guard.as_dict()]
         gathered = self.ranks.gather(f"plan.{self.agreement.name}", json.dumps(packet).encode())
         everyone = [json.loads(one) for one in gathered]
-        for rank, why, _ in everyone:
+        for rank, why, *_ in everyone:
             if why:
                 raise MismatchError(
                     f'"{held[0].name}" and what else has no plan yet: rank {rank} failed in the step that '
                     f"all ranks observe: {why}"
                 ) from failure
-        return [{name: Observation.from_dict(one) for name, one in seen.items()} for *_, seen in everyone]
+        self._guard.take(guard for *_, guard in everyone)
+        shortest = min(seconds for *_, seconds, _ in everyone)
+        observed_by_all = [seen for _, _, seen, *_ in everyone]
+        return [
+            {name: Observation.from_dict(one) for name, one in seen.items()} for seen in observed_by_all
+        ], shortest
 
     def forget_plan(self) -> None:
         """Back to where the optimizer had none; another one is made when the tensors are observed again. What
@@ -254,7 +290,7 @@ class Session(Generic[T]):
             "the number of ranks or hosts is another one" if self.is_outdated() else "ranks parted"
         )
         self._hand_over([], list(self.tensors.values()))
-        self.plan = None
+        self.plan = self._costs = None
         self.replan_wanted = False
         for tensor in self.tensors.values():
             tensor.planned = False
@@ -271,6 +307,49 @@ class Session(Generic[T]):
                 say = log.info if len(tensor.shape) < 2 else log.warning
                 way = planner.describe(choice)
                 say('"%s" is not sent by %s but %s: %s', tensor.name, tensor.method.name, way, choice.why)
+
+    # review
+
+    def next_review(self) -> int | None:
+        """The step in which all ranks call review(); None: there is none to come."""
+        if self.plan is None or self.ranks.size == 1:
+            return None
+        if not self._weighs_costs():
+            return None
+        done = self.steps - self._planned_at
+        every = _REVIEWS[-1]
+        later = next(
+            (count for count in _REVIEWS if count >= done), (max(done, 1) + every - 1) // every * every
+        )
+        return self._planned_at + later
+
+    def review(self) -> None:
+        """Compares what ranks have measured. If the plan does not fit any more, all want another one."""
+        stats = self.ranks.stats()
+        names = [choice.layers[0] for choice in self.choices if choice.kind == "low_rank"]
+        counted = {name: stats["tensors"].get(self._request_name(name), {}) for name in names}
+        captured = {name: one["captured"] for name, one in counted.items() if "captured" in one}
+        mine = [captured, self.backward_seconds, stats.get("line_bytes_per_second", 0.0), bool(self._layers)]
+        gathered = self.ranks.gather(f"review.{self.agreement.name}", json.dumps(mine).encode())
+        everyone = [json.loads(one) for one in gathered]
+        if len(everyone) < self.ranks.size:
+            return  # some have joined
+        of_all = [one[0] for one in everyone]
+        if not all(knows for *_, knows in everyone):  # of a plan from a checkpoint: what it was made of
+            self.replan_wanted = self.replan_wanted or self._guard.is_concerned(of_all)
+            return
+        raised = self._guard.review(self._layers, self.choices, of_all)
+        for name in raised:
+            if self.ranks.rank == 0:
+                log.warning('"%s" is sent by auto with more precision: %s', name, self._guard.reasons[name])
+        assert self._costs is not None
+        self._costs = _refreshed(self._costs, [one[1] for one in everyone], [one[2] for one in everyone])
+        if raised or self._another_is_faster(self._costs):
+            self.replan_wanted = True
+
+    def _another_is_faster(self, costs: Costs) -> bool:
+        another = planner.make_plan([_guarded(layer, self._guard) for layer in self._layers], costs)
+        return costs.exposed_seconds(another.choices) < _WORTH_IT * costs.exposed_seconds(self.choices)
 
     # tell
 
@@ -323,6 +402,8 @@ class Session(Generic[T]):
             "average": self._average,
             "tensors": self.described(),
             "plan": self.plan.as_dict() if self.plan is not None else None,
+            "planned_at": self._planned_at,
+            "guard": self._guard.as_dict(),
             "replan": self.replan_wanted,
             "too_large": [tensor.name for tensor in self.tensors.values() if tensor.too_large],
             **self._keeper.save(),
@@ -348,6 +429,9 @@ class Session(Generic[T]):
             tensor.planned = tensor.too_large = False
             tensor.kept = None
         self.steps = saved["steps"]
+        self._guard = Guard()
+        self._guard.take([saved.get("guard", {})])
+        self._layers, self._costs = [], None
         saved = under_names(saved, self.described())
         mine = saved["rank"] == circle.rank
         plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
@@ -360,6 +444,7 @@ class Session(Generic[T]):
                 tensor.kept = shares.get(tensor.name)
         if goes_on and plan is not None:
             self.plan = plan
+            self._planned_at = saved.get("planned_at", self.steps)
             self.replan_wanted = saved.get("replan", False)
             for tensor in self.tensors.values():
                 tensor.planned = True
@@ -371,9 +456,11 @@ class Session(Generic[T]):
         return goes_on
 
 
-def layers_of(tensors: Sequence[PlannedTensor], seen: Sequence[dict[str, Observation]]) -> list[Layer]:
+def layers_of(
+    tensors: Sequence[PlannedTensor], seen: Sequence[dict[str, Observation]], guard: Guard | None = None
+) -> list[Layer]:
     """The tensors as the planner has them, with what every rank saw."""
-    return [
+    layers = [
         Layer(
             name=tensor.name,
             out=tensor.matrix[0],
@@ -385,3 +472,25 @@ def layers_of(tensors: Sequence[PlannedTensor], seen: Sequence[dict[str, Observa
         )
         for tensor in tensors
     ]
+    return [_guarded(layer, guard) for layer in layers] if guard is not None else layers
+
+
+def _guarded(layer: Layer, guard: Guard) -> Layer:
+    strength = guard.strengths.get(layer.name, 0)
+    if strength == layer.strength:
+        return layer
+    return dataclasses.replace(layer, strength=strength, raised=guard.reasons[layer.name])
+
+
+def _refreshed(costs: Costs, backward_seconds: Sequence[float], line_rates: Sequence[float]) -> Costs:
+    """With what was measured of real steps: the slowest rank's backward(), and the line, where its rate has
+    clearly become another one. Ranks on one host use none that the kernel would tell of."""
+    if not costs.measured:
+        return costs
+    rate = min(line_rates)
+    changed = rate > 0 and not 1 / _LINE_CHANGED < rate / costs.bytes_per_second < _LINE_CHANGED
+    return dataclasses.replace(
+        costs,
+        backward_seconds=min(backward_seconds),
+        bytes_per_second=rate if changed and not costs.is_one_host else costs.bytes_per_second,
+    )

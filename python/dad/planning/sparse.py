@@ -11,7 +11,8 @@ import math
 from dataclasses import replace
 
 from dad.methods import compression as _methods
-from dad.planning.types import ANY_ROWS, Choice, Costs, Layer, dense_choice
+from dad.planning.costs import Costs
+from dad.planning.types import ANY_ROWS, Choice, Layer, dense_choice
 
 Threshold = _methods.VgcStrom | _methods.Strom
 Sparse = _methods.Vgc | _methods.TopK | Threshold
@@ -70,7 +71,7 @@ def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
     looked up take part."""
     combine = method.combine
     if combine == "auto":
-        combine = "gather" if costs.size == 2 else "owner"
+        combine = "gather" if costs.size == 2 or costs.one_round else "owner"
     by_rows = not costs.hosts and _is_embedding(layer)
     rows = min(layer.out, max(s.indexed_rows for s in layer.seen)) if by_rows else layer.out
     count = rows * layer.columns
@@ -102,6 +103,7 @@ def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
         text=";".join(words),
         why=f"the {min(method.k, count)} largest {of}, {combine}",
         num_bytes=num_bytes,
+        rounds=1 if combine == "gather" else 2,
         seconds=costs.seconds(num_bytes, 0.0),
         capture="rows" if by_rows else "off",
         rows=layer.rows,

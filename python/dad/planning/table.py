@@ -36,18 +36,34 @@ def method_name(chosen: Any) -> str:
     return getattr(chosen, "__name__", type(chosen).__name__)
 
 
+class PlanRows(list[dict[str, Any]]):
+    """The rows of a plan, and what all of them together add to a step, in ms, where that is known."""
+
+    def __init__(
+        self,
+        rows: Iterable[dict[str, Any]],
+        predicted_ms: float | None = None,
+        measured_ms: float | None = None,
+    ) -> None:
+        super().__init__(rows)
+        self.predicted_ms = predicted_ms
+        self.measured_ms = measured_ms
+
+
 def plan_rows(
     slots: Iterable[Planned],
     choices: Sequence[planner.Choice],
     size: int,
     why: str,
     measured: dict[str, dict[str, Any]],
-) -> list[dict[str, Any]]:
+    exposed: tuple[float | None, float | None] = (None, None),
+) -> PlanRows:
     """One row per tensor. Bytes are those that one rank sends in a step, or one host where `size` counts
     hosts; bytes and ms of tensors that travel together are those of the whole, in the row of the first.
 
     why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
-    since a tensor took its present method counts: warm-up steps are no part of the plan."""
+    since a tensor took its present method counts: warm-up steps are no part of the plan. exposed: seconds
+    that communication adds to a step, as predicted and as measured."""
     share = 2 * (size - 1) / size
     places: dict[str, tuple[planner.Choice, int]] = {}
     for choice in choices:
@@ -63,7 +79,8 @@ def plan_rows(
             rows.append(_planned_row(slot, share, choice, place, measured.get(choice.layers[0], {})))
         else:
             rows.append(_unplanned_row(slot, share, why, measured.get(slot.name, {})))
-    return rows
+    predicted_ms, measured_ms = (None if seconds is None else 1e3 * seconds for seconds in exposed)
+    return PlanRows(rows, predicted_ms, measured_ms)
 
 
 def _row(

@@ -43,7 +43,10 @@ def format_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> str:
         print(dad.format_plan(optimizer.plan()))
     """
     lines = [_cells(line) for line in fold(rows)]
-    lines.append(_total(rows, exposed_ms))
+    predicted_ms = getattr(rows, "predicted_ms", None)
+    if exposed_ms is None:
+        exposed_ms = getattr(rows, "measured_ms", None)
+    lines.append(_total(rows, predicted_ms, exposed_ms))
     widths = [max(map(len, column)) for column in zip(_HEADER, *lines, strict=True)]
     table = [
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
@@ -210,14 +213,18 @@ def _cells(row: Row) -> tuple[str, ...]:
     )
 
 
-def _total(rows: Sequence[Row], exposed_ms: float | None) -> tuple[str, ...]:
+def _total(rows: Sequence[Row], predicted_ms: float | None, exposed_ms: float | None) -> tuple[str, ...]:
     dense = _sum(rows, "dense_bytes")
     why = f"{len(rows)} tensors"
+    if predicted_ms is not None:
+        why += "; predicted ms: what a step takes longer than without communication"
     if exposed_ms is not None:
         why += "; measured ms: what a step waited for gradients (those of tensors overlap)"
+    if predicted_ms is None:
+        predicted_ms = _sum(rows, "predicted_ms", empty=None)
     return (
         *("total", "", "", ""),
-        *_sent(dense, _sum(rows, "predicted_bytes"), _sum(rows, "predicted_ms", empty=None)),
+        *_sent(dense, _sum(rows, "predicted_bytes"), predicted_ms),
         *_sent(dense, _measured_total(rows), exposed_ms),
         why,
     )

@@ -1,13 +1,16 @@
-"""What the planner works on: what ranks saw of their tensors, what things cost, and the choices it makes."""
+"""What the planner works on: what ranks saw of their tensors, and the choices it makes. What things cost
+is in costs.py."""
 
 from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from dad.methods import compression as _methods
 from dad.methods.kinds import KINDS, Kind
+from dad.planning.costs import DIRECT_BYTES, Costs
 
 ANY_ROWS = 2**62
 
@@ -61,55 +64,57 @@ class Layer:
     floating: bool
     method: _methods.Method
     seen: tuple[Observation, ...]  # by rank
+    strength: int = 0  # how often what auto sent of it was found too little (guard.py)
+    raised: str = ""  # why, for the plan
 
-    @property
+    @cached_property
     def bias(self) -> str | None:
         names = {s.bias for s in self.seen if s.rows}
         return names.pop() if len(names) == 1 else None
 
-    @property
+    @cached_property
     def link(self) -> Link | None:
         """Only where every rank that has rows saw it."""
         links = {s.link for s in self.seen if s.rows}
         return links.pop() if len(links) == 1 else None
 
-    @property
+    @cached_property
     def used(self) -> bool:
         return any(s.used for s in self.seen)
 
-    @property
+    @cached_property
     def dense(self) -> bool:
         return any(s.dense for s in self.seen) or not any(s.rows or s.indexed_rows for s in self.seen)
 
-    @property
+    @cached_property
     def sparse(self) -> bool:
         return any(s.sparse for s in self.seen)
 
-    @property
+    @cached_property
     def too_large(self) -> bool:
         return any(s.too_large for s in self.seen)
 
-    @property
+    @cached_property
     def rows(self) -> int:
         return max((s.rows + s.indexed_rows for s in self.seen), default=0)
 
-    @property
+    @cached_property
     def row_outputs(self) -> int:
         """The most values that a row of D has on any rank."""
         return max((s.row_outputs or self.out for s in self.seen if s.rows), default=self.out)
 
-    @property
+    @cached_property
     def all_rows(self) -> int:
         return sum(s.rows + s.indexed_rows for s in self.seen)
 
-    @property
+    @cached_property
     def reason(self) -> str:
         """Why it is dense."""
         part = "a part of its" if any(s.rows or s.indexed_rows for s in self.seen) else "its"
         otherwise = f"{part} gradient came from an op without factors"
         return next((s.reason for s in self.seen if s.reason), otherwise)
 
-    @property
+    @cached_property
     def elements(self) -> int:
         return self.out * (self.columns + (self.bias is not None))
 
@@ -121,36 +126,6 @@ class Layer:
     def text(self, *marks: str) -> str:
         words = [f"{self.out}x{self.columns}", *(["bias"] if self.bias is not None else []), *marks]
         return "layer=" + ":".join(words)
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What the planner counts with. Rates are the least over the ranks.
-
-    Bytes are those that a rank sends; where one rank of each host exchanges for all of it (circle.py), those
-    that a host does, and `size` is the number of hosts."""
-
-    size: int
-    bytes_per_second: float
-    flops_per_second: float
-    seed: int = 0  # of what is rounded at random
-    hosts: tuple[int, ...] = ()  # how many ranks each has; empty: methods go between all ranks
-
-    @property
-    def num_ranks(self) -> int:
-        return sum(self.hosts) or self.size
-
-    @property
-    def factor_copies(self) -> int:
-        """How often a rank's factors are sent, and leave its host with those of the host's other ranks."""
-        largest = max(self.hosts, default=1)
-        return largest * (self.num_ranks - largest)
-
-    def dense_bytes(self, layer: Layer) -> float:
-        return 2 * (self.size - 1) / self.size * layer.elements * layer.element_bytes
-
-    def seconds(self, num_bytes: float, flops: float) -> float:
-        return num_bytes / self.bytes_per_second + flops / self.flops_per_second
 
 
 @dataclass(frozen=True)
@@ -166,7 +141,9 @@ class Choice:
     why: str
     num_bytes: float  # predicted, sent by one rank in a step
     flops: float = 0.0  # beyond what the framework does anyway
-    seconds: float = 0.0
+    memory: float = 0.0  # bytes read and written, likewise
+    rounds: int = 1  # of messages, one after the other
+    seconds: float = 0.0  # by itself, without delays
     passes: tuple[bool, ...] = (False,)  # chain: its own gradient goes another way
     capture: str = "off"  # how the layers are captured from now on: a mode of torch_ops/capture/capture.h
     rows: int = 0
@@ -201,20 +178,27 @@ class Choice:
 class Plan:
     choices: list[Choice] = field(default_factory=list)
     size: int = 1
+    # By how much a step is predicted to take longer than without communication; None: nothing was measured.
+    exposed_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers and strings only, for a checkpoint."""
-        return {"size": self.size, "choices": [dataclasses.asdict(choice) for choice in self.choices]}
+        return {
+            "size": self.size,
+            "exposed_seconds": self.exposed_seconds,
+            "choices": [dataclasses.asdict(choice) for choice in self.choices],
+        }
 
     @staticmethod
     def from_dict(saved: dict[str, Any]) -> Plan:
         lists = ("layers", "biases", "passes")
         choices = [{**choice, **{key: tuple(choice[key]) for key in lists}} for choice in saved["choices"]]
-        return Plan([Choice(**choice) for choice in choices], saved["size"])
+        return Plan([Choice(**choice) for choice in choices], saved["size"], saved.get("exposed_seconds"))
 
 
 def dense_choice(layer: Layer, costs: Costs, why: str, fallback: bool = False) -> Choice:
-    num_bytes = 2 * (costs.size - 1) / costs.size * layer.out * layer.columns * layer.element_bytes
+    size = layer.out * layer.columns * layer.element_bytes
+    num_bytes = 2 * (costs.size - 1) / costs.size * size
     return Choice(
         kind="dense",
         layers=(layer.name,),
@@ -222,6 +206,7 @@ def dense_choice(layer: Layer, costs: Costs, why: str, fallback: bool = False) -
         text="none",
         why=why,
         num_bytes=num_bytes,
+        rounds=1 if size <= DIRECT_BYTES else 2,
         seconds=costs.seconds(num_bytes, 0.0),
         rows=layer.rows,
         fallback=fallback,

@@ -158,6 +158,8 @@ class Board:
         session.steps = self._first_step + steps
         self._tell()
         problem = self._end_comparison()
+        if session.next_review() == session.steps:
+            session.review()
         held = self._agree()
         self._begin_comparison()
         if held:
@@ -294,6 +296,8 @@ class Board:
         ]
         if self._measured_at != _NEVER:
             pending.append(self._measured_at)
+        if (review := session.next_review()) is not None:
+            pending.append(review if review > session.steps else review + 1)
         replicas = session.replicas
         if replicas.is_running() or (self._graph_compares and replicas.is_due()):
             pending.append(session.steps + 1)

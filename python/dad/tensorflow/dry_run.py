@@ -13,7 +13,7 @@ from dad.methods import compression as _methods
 from dad.methods.planned import planned_method
 from dad.planning import planner
 from dad.planning.compare import Comparison, Rows, asked_for, compare
-from dad.planning.link import line_of, product_rate
+from dad.planning.link import described_costs, line_of
 from dad.planning.session import layers_of
 from dad.planning.table import plan_rows
 from dad.planning.types import Observation
@@ -34,9 +34,8 @@ def plan(
     loss: Callable[[Any], tf.Tensor] | None = None,
 ) -> Rows:
     """See dad.plan()."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
     line = line_of(link)
+    costs = described_costs(line, size)
     compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
     batch = tf.nest.map_structure(tf.convert_to_tensor, example_batch)
     _forward(model, batch)  # a model may make its variables in its first call
@@ -45,13 +44,7 @@ def plan(
     methods = [planned_method(compression, name) for name in names]
     number = loss or _sum
     tensors, seen = _seen(model, batch, number, variables, names, methods)
-    costs = planner.Costs(
-        size=size,
-        bytes_per_second=line.bytes_per_second,
-        flops_per_second=product_rate(),
-        seed=_methods.seed_from_environment(),
-    )
-    choices = planner.make_plan(layers_of(tensors, [seen] * size), costs).choices
+    made = planner.make_plan(layers_of(tensors, [seen] * size), costs)
     rows = [
         Row.of(name, variable, compression, planned=method is not None)
         for name, variable, method in zip(names, variables, methods, strict=True)
@@ -63,7 +56,7 @@ def plan(
         rate = costs.flops_per_second
         return compare(watched, seen, size, line, rate, seconds, asked=asked_for(compression))
 
-    return Rows(plan_rows(rows, choices, size, "asked for", measured={}), compared)
+    return Rows(plan_rows(rows, made.choices, size, "asked for", measured={}), compared, made.exposed_seconds)
 
 
 def _seen(

@@ -16,7 +16,7 @@ from dad.methods.compression import Vgc
 from dad.methods.planned import planned_method
 from dad.planning import planner
 from dad.planning.compare import Comparison, Rows, asked_for, compare
-from dad.planning.link import line_of, product_rate
+from dad.planning.link import described_costs, line_of
 from dad.planning.session import layers_of
 from dad.planning.table import plan_rows
 from dad.torch import capture
@@ -37,9 +37,8 @@ def plan(
     loss: Callable[[Any], torch.Tensor] | None = None,
 ) -> Rows:
     """See dad.plan()."""
-    if not isinstance(size, int) or size < 1:
-        raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
     line = line_of(link)
+    costs = described_costs(line, size, multiply)
     compression = _methods.resolve(compression or os.environ.get("DAD_COMPRESSION") or "auto")
     # The user's model keeps its gradients, buffers and random numbers.
     model = copy.deepcopy(model)
@@ -51,13 +50,7 @@ def plan(
     planned = [slot for slot in slots if slot.method is not None]
     with torch.random.fork_rng():
         seen = _seen(model, example_batch, loss or _sum, planned)
-    costs = planner.Costs(
-        size=size,
-        bytes_per_second=line.bytes_per_second,
-        flops_per_second=product_rate(multiply),
-        seed=_methods.seed_from_environment(),
-    )
-    choices = planner.make_plan(layers_of(planned, [seen] * size), costs).choices
+    made = planner.make_plan(layers_of(planned, [seen] * size), costs)
     for slot in planned:
         slot.planned = True
 
@@ -71,7 +64,9 @@ def plan(
         rate = costs.flops_per_second
         return compare(watched, seen, size, line, rate, seconds, asked=asked_for(compression))
 
-    return Rows(plan_rows(slots, choices, size, "asked for", measured={}), compared)
+    return Rows(
+        plan_rows(slots, made.choices, size, "asked for", measured={}), compared, made.exposed_seconds
+    )
 
 
 def _seen(

@@ -20,6 +20,7 @@ optimizers were made with (agreement.py), since a rank with another model would 
 from __future__ import annotations
 
 import collections
+import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -51,6 +52,7 @@ from dad.torch.units import Units
 # user's own collectives.
 _num_streams: collections.Counter[int | None] = collections.Counter()
 _AGREEMENT_SECONDS = 1.0  # that a rank waits after backward() for others to come there
+_WAITS_KEPT, _FEWEST_WAITS = 50, 3  # of steps, to tell how long they wait
 _PATIENCE_SECONDS = 20.0  # with ranks that do not send a gradient somebody has asked for
 
 
@@ -94,10 +96,14 @@ class GradientSync:
         self._watched: list[Slot] = []  # whose .grad is watched, or was in this step
         self._failed: list[Exception] = []  # what went wrong in this step
         self._waited = False  # for all results of this step
+        self._began = 0.0  # when this step's first gradient came
         self._compares = False  # replicas, in this step
         self._readers = Readers(self)
         self._follows_plan = True  # the same one as the other ranks
         self.waited_seconds = 0.0  # for results, in all steps
+        self._waited_before = 0.0  # at the end of the last step
+        # In the last steps by the present plan.
+        self._waits: collections.deque[float] = collections.deque(maxlen=_WAITS_KEPT)
         # For comparisons: settings of the optimizer, and tensors that it does not have.
         self.hyperparameters: Callable[[], dict[str, str]] = dict
         self.outside: Callable[[], list[tuple[str, torch.Tensor]]] = list
@@ -217,6 +223,7 @@ class GradientSync:
 
     def _begin_step(self) -> None:
         self.touched = True
+        self._began = time.perf_counter()
         for slot in self.slots.values():
             slot.returned = None  # the step before has been applied
 
@@ -236,6 +243,7 @@ class GradientSync:
 
     def _after_backward(self) -> None:
         self._backward_calls += 1
+        self._session.backward_seconds = time.perf_counter() - self._began
         if not self.touched:
             return
         self._readers.backward_ended()
@@ -401,6 +409,8 @@ class GradientSync:
         self.start()
         try:
             self._wait()
+            if self._session.next_review() == self._session.steps:
+                self._try(self._session.review)
             if self._compares:
                 self._try(self.replicas.end, self._session.agreement.name)
             failed = self._failed
@@ -438,8 +448,14 @@ class GradientSync:
         """Whether .grad was read in this step, and all of it is reduced."""
         return self.touched and all(unit.is_finished() for unit in self.units)
 
+    def exposed_seconds(self) -> float | None:
+        """For how long a step by the present plan waits for results, in the median; None: not known yet."""
+        return statistics.median(self._waits) if len(self._waits) >= _FEWEST_WAITS else None
+
     def end_step(self) -> None:
         self._session.steps += 1
+        self._waits.append(self.waited_seconds - self._waited_before)
+        self._waited_before = self.waited_seconds
         self._usual_backward_calls = self._backward_calls or self._usual_backward_calls
         self.reset()
 
@@ -475,6 +491,7 @@ class GradientSync:
                 self._units.go_dense()
             elif self._units.held:
                 self._units.make_plan()
+                self._waits.clear()
         except Exception as error:
             self._failed.append(error)
             self._try(self._units.go_dense)  # others wait for what this rank has

@@ -156,7 +156,14 @@ class GradientOptimizer:
         choices = sync.plan.choices if sync.plan is not None else []
         # Before the first step, what is measured of these names is another optimizer's.
         measured = _core.stats()["tensors"] if sync.steps > 0 else {}
-        return plan_rows(sync.slots.values(), choices, sync.circle.size, _why(sync.compression), measured)
+        return plan_rows(
+            sync.slots.values(),
+            choices,
+            sync.circle.size,
+            _why(sync.compression),
+            measured,
+            exposed=(sync.plan.exposed_seconds if sync.plan is not None else None, sync.exposed_seconds()),
+        )
 
     def _dad_wait(self, by: str) -> None:
         """Reduces the gradients, unless that was done and none has come since."""

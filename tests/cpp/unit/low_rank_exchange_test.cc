@@ -247,6 +247,26 @@ TEST(LowRankExchangeTest, WithFeedbackItKeepsUpWithTheGradient) {
   EXPECT_LT(worst, behind / 20);
 }
 
+TEST(LowRankExchangeTest, ReportsThePartOfTheEnergyThatItSent) {
+  const auto captured = [](const std::string& options, int owner) {
+    std::mt19937 random(4);
+    Ranks ranks(4, options);
+    EXPECT_LT(ranks.members()[0].report.captured, 0);  // nothing was measured yet
+    for (int step = 0; step < 17; ++step) ExpectAllOk(ranks.Step(random, {9, 9, 9, 9}));
+    return ranks.members()[static_cast<size_t>(owner)].report.captured;
+  };
+  // Each rank brings 9 directions of 11. With all of them sent, only rounding is left.
+  EXPECT_GT(captured("rank=40;wire=fp32;combine=gather", 0), 0.999);
+  const double of_four = captured("rank=4;wire=fp32;combine=gather", 0);
+  const double of_one = captured("rank=1;wire=fp32;combine=gather", 0);
+  EXPECT_GT(of_one, 0.05);
+  EXPECT_LT(of_one, of_four);
+  EXPECT_LT(of_four, 0.999);
+  // The owner sends on a part of what it was sent.
+  EXPECT_LT(captured("rank=1;wire=fp32;combine=owner;owner=2", 2),
+            captured("rank=1;wire=fp32;combine=owner;owner=2", 1));
+}
+
 TEST(LowRankExchangeTest, ResidualAsRowsForgetsLittle) {
   std::mt19937 random(4);
   Ranks ranks(3, "rank=2;wire=int8;feedback=rows");

@@ -150,8 +150,7 @@ def use_fixed_rates() -> None:
     """`exact` and `auto` plan with measured rates; here all machines measure the same."""
     from dad.planning import link
 
-    link._link_rate = lambda process_set: 1e5
-    link.product_rate = lambda multiply=None: 1e10
+    link.measure = lambda process_set, multiply: link.Measured(0.0, 1e5, 1e10, 1e10, False)
 
 
 def main() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from util import Results, imitate_hosts, launch, load_checks
+from util import Results, imitate_hosts, launch, load_checks, slow_link
 
 # Few threads and no chatter: ranks share the cores of one machine.
 ENVIRONMENT = {
@@ -77,7 +77,7 @@ def run_checks(file: str, folder: str) -> None:
     imitate_hosts()
     basics.init()
     only = os.environ.get("CHECKS", "").split(",")
-    with (Path(folder) / f"{basics.rank()}.json").open("w", buffering=1) as out:
+    with slow_link(), (Path(folder) / f"{basics.rank()}.json").open("w", buffering=1) as out:
         for name, module in checks.items():
             if not any(part in name for part in only):
                 continue

@@ -87,6 +87,7 @@ class ThreadRanks:
         self._job = job
         self.rank = self.rank_in_job = rank
         self.states: dict[str, dict[str, np.ndarray]] = {}
+        self.captured: dict[str, float] = {}  # what the core would have measured
         self._uses: Counter[str] = Counter()
         self._number = 0
 
@@ -121,6 +122,9 @@ class ThreadRanks:
 
     def costs(self, measures_rates: bool, multiply: Any = None) -> Costs:
         return Costs(self.size, 1e5, 1e10)
+
+    def stats(self) -> dict[str, Any]:
+        return {"tensors": {name: {"captured": part} for name, part in self.captured.items()}}
 
     def export_state(self, stream: int, name: str) -> dict[str, np.ndarray]:
         return self.states.get(name, {})
@@ -183,6 +187,8 @@ class FakeTraining:
             if held := session.held():
                 self.plans_made += 1
                 session.make_plan(held, self._failing if fails else self._observe)
+            if session.next_review() == session.steps:
+                session.review()
         finally:
             session.steps += 1
 

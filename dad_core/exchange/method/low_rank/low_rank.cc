@@ -199,6 +199,7 @@ class LowRankExchange final : public Exchange {
       step_.report->not_finite = any_not_finite_;
       step_.report->not_finite_rank = state_->finite ? not_finite_rank_ : group_.rank;
       step_.report->effective = static_cast<double>(result_.k);
+      step_.report->captured = Captured();
     }
     // This rank was fine, another was not: as if the step had not been.
     if (any_not_finite_ && state_->finite) state_->rank.Undo(env_.cpu_level, terms_);
@@ -211,6 +212,12 @@ class LowRankExchange final : public Exchange {
   int64_t m() const { return settings_.layer.out; }
   int64_t columns() const { return settings_.columns(); }
   bool IsOwner() const { return group_.rank == settings_.owner; }
+
+  // The owner compresses a second time, and only it knows how well.
+  double Captured() const {
+    const double mine = state_->rank.captured();
+    return mine >= 0 && state_->owner.captured() >= 0 ? mine * state_->owner.captured() : mine;
+  }
 
   bool Travels(int round, int from, int to) const {
     if (from == to) return false;

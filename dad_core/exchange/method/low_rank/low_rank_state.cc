@@ -5,6 +5,7 @@
 #include <string>
 
 #include "exchange/by_method.h"
+#include "linalg/kernels.h"
 #include "linalg/products.h"
 
 namespace dad {
@@ -14,6 +15,8 @@ namespace {
 constexpr int kColdIterations = 6;
 // Feedback::kRows keeps this many rows for each direction that is sent.
 constexpr int kRowsPerDirection = 4;
+// What a step captures changes slowly, and measuring it reads all of E.
+constexpr int kMeasureEvery = 16;
 
 template <typename T>
 StateTensor Copy(std::string name, Shape shape, const T* data) {
@@ -84,6 +87,7 @@ Factors<T> LowRankSide<T>::Iterate(CpuLevel level, const Terms<T>& terms,
   previous_warm_ = is_warm_ ? warm_ : std::vector<T>();
   std::vector<T> p(static_cast<size_t>(options.rank * m_));
   std::vector<T> q(static_cast<size_t>(options.rank * columns_));
+  const bool measures = num_iterates_++ % kMeasureEvery == 0;
   double energy = -1.0;
   ResidualStep<T> step;
   step.e = E();
@@ -95,7 +99,7 @@ Factors<T> LowRankSide<T>::Iterate(CpuLevel level, const Terms<T>& terms,
   step.v_warm = warm;
   step.p = ViewOf(p.data(), options.rank, m_);
   step.q = ViewOf(q.data(), options.rank, columns_);
-  if (options.energy > 0) step.energy = &energy;
+  if (options.energy > 0 || measures) step.energy = &energy;
   Factors<T> found;
   const int passes = options.iterations + (is_warm_ ? 0 : kColdIterations);
   for (int pass = 0; pass < passes; ++pass) {
@@ -105,7 +109,14 @@ Factors<T> LowRankSide<T>::Iterate(CpuLevel level, const Terms<T>& terms,
     step.indexed = {};
     step.dense = {};
     step.energy = nullptr;
-    found = FinishSubspace<T>(level, step.p, step.q, options, energy, warm);
+    found = FinishSubspace<T>(level, step.p, step.q, options, options.energy > 0 ? energy : -1.0,
+                              warm);
+  }
+  if (measures && found.finite) {
+    const double sent =
+        linalg::KernelsAt<T>(level).sum_squares(found.vt.data(), static_cast<int64_t>(found.vt.size()));
+    const double part = energy > 0 ? std::min(1.0, sent / energy) : 1.0;
+    captured_ = captured_ < 0 ? part : (captured_ + part) / 2;
   }
   pending_.k = 0;
   is_warm_ = found.finite && found.rank > 0;

@@ -75,6 +75,11 @@ class LowRankSide {
   void Export(const std::string& prefix, std::vector<StateTensor>& out) const;
   Status Import(const std::string& prefix, const std::vector<StateTensor>& tensors);
 
+  // The part of ‖E‖² that Compress() takes out of a dense residual: the mean of measurements, of
+  // which each counts half as much as the next one; negative: there was none. With what a step
+  // adds, E is all that waits to be sent.
+  double captured() const { return captured_; }
+
   int64_t m() const { return m_; }
   int64_t columns() const { return columns_; }
 
@@ -101,6 +106,8 @@ class LowRankSide {
   SentFactors<T> pending_;        // to be subtracted with the next terms
   SentFactors<T> last_;           // what was sent last
   bool last_is_pending_ = false;
+  int64_t num_iterates_ = 0;
+  double captured_ = -1.0;
   SentFactors<T> rows_;           // Feedback::kRows: the residual as rows
   SentFactors<T> previous_rows_;  // for Undo
 };
