@@ -124,7 +124,7 @@ def test_every_method_has_the_bytes_that_its_own_plan_has(size):
     comparison = dad.plan(model, batch, size=size, link="100mbit,25ms").comparison
     assert {result.method for result in comparison.results} == set(METHODS)
     for method in METHODS:
-        rows = dad.plan(model, batch, size=size, compression=method)
+        rows = dad.plan(model, batch, size=size, link="100mbit,25ms", compression=method)
         expected = sum(one["predicted_bytes"] for one in rows)
         assert comparison.result(method).num_bytes == pytest.approx(expected, abs=len(rows)), method
     assert comparison.compute_seconds > 0
