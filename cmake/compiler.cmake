@@ -50,7 +50,7 @@ function(dad_program name)
   target_sources(${name} PRIVATE $<TARGET_OBJECTS:dad_core_objects>)
   target_include_directories(${name} PRIVATE
     ${PROJECT_SOURCE_DIR}/dad_core ${PROJECT_SOURCE_DIR}/dad_core/include)
-  target_link_libraries(${name} PRIVATE Threads::Threads ${CMAKE_DL_LIBS})
+  target_link_libraries(${name} PRIVATE dad_crypto Threads::Threads ${CMAKE_DL_LIBS})
   set_target_properties(${name} PROPERTIES ENABLE_EXPORTS ON INSTALL_RPATH "${DAD_LIB_DIR}")
   foreach(plugin ${DAD_PLUGINS})
     add_dependencies(${name} dad_${plugin})

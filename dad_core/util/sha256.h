@@ -1,8 +1,7 @@
-// SHA-256 and HMAC-SHA256 (FIPS 180-4, RFC 2104), random bytes, and a comparison that takes as long
-// for unequal bytes as for equal ones. Ours rather than OpenSSL's, which would be a second copy of
-// libcrypto beside Python's in every process, or 5 MB in the wheel, for one function. The tests
-// have the vectors of NIST and of RFC 4231 and one over all lengths from Python's hashlib, which
-// also checks what ranks sign for the rendezvous store, in every job.
+// SHA-256 of OpenSSL, HMAC-SHA256 (RFC 2104) on top of it, random bytes, and a comparison that takes
+// as long for unequal bytes as for equal ones. OpenSSL's own HMAC would link 4 MB of libcrypto for
+// fifteen lines; SHA-256 alone is 16 KB, linked statically and hidden. The tests have the vectors of
+// NIST and of RFC 4231, and Python's hmac checks what ranks sign for the store, in every job.
 #pragma once
 
 #include <array>
