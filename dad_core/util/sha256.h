@@ -1,7 +1,8 @@
-// SHA-256 of OpenSSL, HMAC-SHA256 (RFC 2104) on top of it, random bytes, and a comparison that takes
-// as long for unequal bytes as for equal ones. OpenSSL's own HMAC would link 4 MB of libcrypto for
-// fifteen lines; SHA-256 alone is 16 KB, linked statically and hidden. The tests have the vectors of
-// NIST and of RFC 4231, and Python's hmac checks what ranks sign for the store, in every job.
+// SHA-256 of OpenSSL, HMAC-SHA256 (RFC 2104) on top of it, random bytes, and a comparison that
+// takes as long for unequal bytes as for equal ones. OpenSSL's own HMAC would link 4 MB of
+// libcrypto for fifteen lines; SHA-256 alone is 16 KB, linked statically and hidden. The tests have
+// the vectors of NIST and of RFC 4231, and Python's hmac checks what ranks sign for the store, in
+// every job.
 #pragma once
 
 #include <array>

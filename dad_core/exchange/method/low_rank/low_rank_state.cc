@@ -109,12 +109,12 @@ Factors<T> LowRankSide<T>::Iterate(CpuLevel level, const Terms<T>& terms,
     step.indexed = {};
     step.dense = {};
     step.energy = nullptr;
-    found = FinishSubspace<T>(level, step.p, step.q, options, options.energy > 0 ? energy : -1.0,
-                              warm);
+    found =
+        FinishSubspace<T>(level, step.p, step.q, options, options.energy > 0 ? energy : -1.0, warm);
   }
   if (measures && found.finite) {
-    const double sent =
-        linalg::KernelsAt<T>(level).sum_squares(found.vt.data(), static_cast<int64_t>(found.vt.size()));
+    const double sent = linalg::KernelsAt<T>(level).sum_squares(
+        found.vt.data(), static_cast<int64_t>(found.vt.size()));
     const double part = energy > 0 ? std::min(1.0, sent / energy) : 1.0;
     captured_ = captured_ < 0 ? part : (captured_ + part) / 2;
   }
