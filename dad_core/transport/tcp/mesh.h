@@ -79,7 +79,7 @@ class Mesh {
   };
 
   Status Dial(int peer);
-  void Accept();
+  Status Accept();
   // Moves an attempt on. False: it is over, and has been noted.
   Result<bool> Advance(Attempt& attempt, short events);
   Result<bool> Fail(Attempt& attempt, const Status& why, bool is_final);
