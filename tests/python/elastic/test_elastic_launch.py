@@ -25,14 +25,15 @@ def test_lost_worker_is_started_again_and_joins(start):
     job = start("-np", "3", "--min-np", "2", events=["localhost:1@10=kill"])
     job.until(r"meets 3", 3)
     job.until(r"rank 1 on localhost was lost: killed by signal 9 \(SIGKILL\); it is started again")
-    job.until(r"2 ranks are in training \(before: 3\)")
-    job.until(r"told \[2\]")
-    job.until(r"3 ranks are in training \(before: 2\)")
+    # A worker that is quick to start again is back before the others have met without it.
+    if job.until(r"(\d) ranks are in training \(before: 3\)")[1] == "2":
+        job.until(r"told \[2\]")
+        job.until(r"3 ranks are in training \(before: 2\)")
     job.until(r"meets 3", 3)
     assert job.finish() == 0, job.text
     # Each has kept its rank, and its slot on the host.
     places = re.findall(r"localhost:(\d) place (\d) (\d) (\d) (\d) 0 1", job.text)
-    assert {slot: [rank for s, rank, *_ in places if s == slot] for slot in "012"}["0"] == ["0", "0", "0"]
+    assert {rank for slot, rank, *_ in places if slot == "0"} == {"0"}
     assert all(slot == local for slot, _, _, local, _ in places)
     # The number of ranks was not known when they started.
     assert re.search(r"localhost:0 starts 0 1 None", job.text)
