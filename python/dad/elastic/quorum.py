@@ -47,7 +47,7 @@ class Claim:
 class Decision:
     """version: the one that all survivors continue from; 0: there is no state, this is the beginning.
     survivors: the ranks that have it; the first is the source. next_version: the version that they have
-    afterwards. lost: members of the last group that are missing. in_order: the last group parted by agreement.
+    afterwards. lost: members of the last group that are missing. in_order: the group parted by agreement.
     unchanged: every rank has its previous place."""
 
     version: int
