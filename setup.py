@@ -94,7 +94,7 @@ class CMakeBuild(build_ext):
     def copy_to_package(self, build_dir, lib_dir):
         """The libraries, and what dad/compile_ops.py makes op libraries from."""
         lib_dir.mkdir(parents=True, exist_ok=True)
-        libraries = (build_dir / "libraries.txt").read_text().split()
+        libraries = (build_dir / "libraries.txt").read_text().splitlines()
         for path in [*libraries, build_dir / "build_info.json"]:
             shutil.copy2(path, lib_dir)
         for folder in ("torch_ops", "tf_ops", "dad_core/include"):

@@ -97,9 +97,11 @@ class _Server:
 
     def _run(self) -> None:
         listener = self._listener.fileno()
-        watched = [listener, self._wake] + ([self._signals] if self._signals >= 0 else [])
+        poll = select.poll()  # select() takes no descriptor from 1024 on
+        for descriptor in [listener, self._wake] + ([self._signals] if self._signals >= 0 else []):
+            poll.register(descriptor, select.POLLIN)
         while True:
-            ready, _, _ = select.select(watched, [], [])
+            ready = [descriptor for descriptor, _ in poll.poll()]
             if self._wake in ready:
                 break
             if self._signals in ready and os.read(self._signals, 64):

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -115,14 +117,16 @@ def measure(process_set: ProcessSet, multiply: Multiply = multiply_arrays) -> Me
         return _best(lambda: _core.reduce_zeros(name, num_bytes // 4, _number(process_set)), times)
 
     few, first = probe(4, 3), probe(_FIRST_BYTES, 2)
-    mine = json.dumps([few, first, _core.cross_rank()]).encode()
+    # Not the cross rank: where hosts have different numbers of ranks, it does not tell them apart.
+    host = os.environ.get("DAD_HOSTNAME") or os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+    mine = json.dumps([few, first, host]).encode()
     heard = [json.loads(one) for one in _gather("rates.first", mine, process_set)]
     # The same count on all ranks. A sum takes two delays, one so small that all send it to all takes one.
     rate = _FIRST_BYTES / max(max(one[1] - 2 * one[0] for one in heard), 1e-5)
     count = int(min(max(rate * _PROBE_SECONDS, _FIRST_BYTES), _MOST_BYTES)) // 4096 * 4096
-    many = probe(count, 2)
+    many = first if count == _FIRST_BYTES else probe(count, 2)  # a slow line was busy long enough
     rate = share * count / max(many - 2 * few, many / 4)
-    on_host = [one[2] == _core.cross_rank() for one in heard]
+    on_host = [one[2] == host for one in heard]
     near_part = 0.0 if circle.hosts else (sum(on_host) - 1) / (len(on_host) - 1)
     near_delay = near_rate = 0.0
     if max(_near_parts(heard)) > 0 and min(_near_parts(heard)) < 1 and not circle.hosts:
@@ -132,7 +136,7 @@ def measure(process_set: ProcessSet, multiply: Multiply = multiply_arrays) -> Me
     return Measured(few, rate, flops, memory, shares_cores(), near_delay, near_rate, near_part)
 
 
-def _near_parts(heard: list[list[float]]) -> list[float]:
+def _near_parts(heard: list[list[Any]]) -> list[float]:
     """For each rank: the part of its peers that is on its host."""
     hosts = [one[2] for one in heard]
     return [(hosts.count(host) - 1) / (len(hosts) - 1) for host in hosts]

@@ -83,6 +83,8 @@ _REVIEWS = (20, 40, 80, 160, 320)
 _WORTH_IT = 0.8
 # The line counts as changed if its rate differs by more than this factor from the measured one.
 _LINE_CHANGED = 2.0
+# A step has to keep the line busy for this many delays before the kernel's rate is that of the line.
+_DELAYS_OF_LINE = 4.0
 
 T = TypeVar("T", bound=PlannedTensor)
 Observe = Callable[[Sequence[T]], dict[str, Observation]]
@@ -124,6 +126,7 @@ class Session(Generic[T]):
         self._layers: list[Layer] = []  # what it was made of
         self._costs: Costs | None = None  # and with
         self._keeper = StateKeeper(ranks, stream, request_name)
+        self._is_reviewed: bool | None = None  # whether the plan is; None: not looked at yet
         self._postponed = -1  # the number of joins at which the plan was postponed; a later join ends that
         self._said: set[str] = set()
         self._why_plan = "the first step without a plan"  # the one that is made next
@@ -198,7 +201,8 @@ class Session(Generic[T]):
 
     def _weighs_costs(self) -> bool:
         """Whether plans depend on measured costs."""
-        return any(planner.weighs_costs(tensor.method, self.circle.size) for tensor in self.tensors.values())
+        size = self.circle.size
+        return any(planner.weighs_costs(tensor.method, size) for tensor in self.tensors.values())
 
     def is_planned(self) -> bool:
         return all(tensor.planned for tensor in self.tensors.values())
@@ -244,7 +248,7 @@ class Session(Generic[T]):
         others = [choice for choice in self.choices if not names.intersection(choice.layers)]
         choices = [*made.choices, *others]
         exposed = costs.exposed_seconds(choices) if costs.measured else None
-        self.plan = Plan(choices, made.size, exposed)
+        self.plan, self._is_reviewed = Plan(choices, made.size, exposed), None
         self._planned_at, self._costs = self.steps, costs
         self._layers = [*layers, *(layer for layer in self._layers if layer.name not in names)]
         for tensor in held:
@@ -315,7 +319,9 @@ class Session(Generic[T]):
         """The step in which all ranks call review(); None: there is no further review."""
         if self.plan is None or self.ranks.size == 1:
             return None
-        if not self._weighs_costs():
+        if self._is_reviewed is None:  # asked in every step
+            self._is_reviewed = self._weighs_costs()
+        if not self._is_reviewed:
             return None
         done = self.steps - self._planned_at
         every = _REVIEWS[-1]
@@ -344,7 +350,10 @@ class Session(Generic[T]):
             if self.ranks.rank == 0:
                 log.warning('"%s" is sent by auto with more precision: %s', name, self._guard.reasons[name])
         assert self._costs is not None
-        self._costs = _refreshed(self._costs, [one[1] for one in everyone], [one[2] for one in everyone])
+        num_bytes = sum(choice.num_bytes for choice in self.choices)
+        self._costs = _refreshed(
+            self._costs, [one[1] for one in everyone], [one[2] for one in everyone], num_bytes
+        )
         if raised or self._another_is_faster(self._costs):
             self.replan_wanted = True
 
@@ -424,16 +433,16 @@ class Session(Generic[T]):
         if lost := lost_on_load(saved, circle.rank, circle.num_ranks):
             log.warning("%s", lost)
         self._keeper.drop()
-        self.plan = None
+        self.plan = self._is_reviewed = None
         self.replan_wanted = False
         for tensor in self.tensors.values():
             tensor.planned = tensor.too_large = False
             tensor.kept = None
         self.steps = saved["steps"]
-        self._guard = Guard()
-        self._guard.take([saved.get("guard", {})])
         self._layers, self._costs = [], None
         saved = under_names(saved, self.described())
+        self._guard = Guard()
+        self._guard.take([saved.get("guard", {})])
         mine = saved["rank"] == circle.rank
         plan = Plan.from_dict(saved["plan"]) if saved["plan"] is not None else None
         tensors = [(name, tuple(shape), *rest) for name, shape, *rest in saved["tensors"]]
@@ -483,13 +492,20 @@ def _guarded(layer: Layer, guard: Guard) -> Layer:
     return dataclasses.replace(layer, strength=strength, raised=guard.reasons[layer.name])
 
 
-def _refreshed(costs: Costs, backward_seconds: Sequence[float], line_rates: Sequence[float]) -> Costs:
-    """Costs that include measurements of real steps: the slowest rank's backward(), and the line if its rate
-    has clearly changed. On one host the kernel reports no line."""
+def _refreshed(
+    costs: Costs,
+    backward_seconds: Sequence[float],
+    line_rates: Sequence[float],
+    num_bytes: float = float("inf"),
+) -> Costs:
+    """Costs that include measurements of real steps: the shortest backward() of a rank, and the line if its
+    rate has clearly changed. The kernel reports none between ranks on one host."""
     if not costs.measured:
         return costs
     rate = min(line_rates)
-    changed = rate > 0 and not 1 / _LINE_CHANGED < rate / costs.bytes_per_second < _LINE_CHANGED
+    # In a step with few bytes the kernel has timed the round trips, not the line.
+    is_line = costs.line_seconds(num_bytes) > _DELAYS_OF_LINE * costs.delay
+    changed = is_line and rate > 0 and not 1 / _LINE_CHANGED < rate / costs.bytes_per_second < _LINE_CHANGED
     return dataclasses.replace(
         costs,
         backward_seconds=min(backward_seconds),

@@ -162,4 +162,5 @@ def under_names(saved: dict[str, Any], tensors: Sequence[tuple[Any, ...]]) -> di
         "too_large": [new[name] for name in saved["too_large"]],
         "states": {new[name]: tensors for name, tensors in saved["states"].items()},
         "kept": {new[name]: share for name, share in saved["kept"].items()},
+        "guard": {new.get(name, name): one for name, one in saved.get("guard", {}).items()},
     }

@@ -158,9 +158,11 @@ class Board:
         session.steps = self._first_step + steps
         self._tell()
         problem = self._end_comparison()
+        held = self._agree()
+        # Not before: ranks that may have diverged could be at different steps, or have no plan.
         if session.next_review() == session.steps:
             session.review()
-        held = self._agree()
+            held = session.held()
         self._begin_comparison()
         if held:
             self._make_plan(held, self._traces[trace], counts)

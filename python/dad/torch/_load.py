@@ -16,7 +16,8 @@ if not torch._C._GLIBCXX_USE_CXX11_ABI:
     )
 _folder = op_folder("torch", torch.__version__, Path(torch.__file__).parent)
 if _folder != LIB_DIR:
-    _lib.__path__.append(str(_folder))
+    # In front: beside _core there may be a _torch for another version.
+    _lib.__path__.insert(0, str(_folder))
 
 from dad._lib import _torch  # noqa: E402  only now is it known where it is
 

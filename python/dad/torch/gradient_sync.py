@@ -235,6 +235,8 @@ class GradientSync:
                 self._after_backward()
         elif self._backward_pass != torch._C._current_graph_task_id():
             self._backward_pass = torch._C._current_graph_task_id()
+            # Only the last pass of a step can hide what is sent.
+            self._began = time.perf_counter()
             torch.autograd.Variable._execution_engine.queue_callback(self._after_backward)
 
     def _is_complete(self) -> bool:
@@ -409,7 +411,8 @@ class GradientSync:
         self.start()
         try:
             self._wait()
-            if self._session.next_review() == self._session.steps:
+            agreed = not self._session.agreement.is_due()  # else ranks have just disagreed
+            if agreed and self._session.next_review() == self._session.steps:
                 self._try(self._session.review)
             if self._compares:
                 self._try(self.replicas.end, self._session.agreement.name)

@@ -231,8 +231,10 @@ TEST(GlooProgress, CountsBytesThatMoveAndNotWhatAStoppedPeersKernelTakes) {
   TransportMaker maker("gloo", 2);
   StoppingSink stopped;
   std::promise<void> looked;
-  // Looks until nothing has moved for half a second: on a busy machine threads pause.
+  // Looks some time after something was sent, as Worker does: a kernel may delay an acknowledgement
+  // by 200 ms. Then until nothing has moved for half a second.
   const auto settle = [](Transport& transport) {
+    std::this_thread::sleep_for(milliseconds(300));
     int64_t last = -1;
     for (int same = 0; same < 10; ++same) {
       const int64_t now = transport.ProgressWith(1);
