@@ -16,12 +16,17 @@ build:  ## only the libraries, those of MPI and CUDA as well; incremental
 demo: setup  ## four processes train on a line of 100 Mbit: dense, exact, vgc and auto; a table and a picture
 	@$(VENV)/bin/python scripts/demo.py
 
-test: setup  ## all tests, C++ and Python
-	@scripts/setup.sh tests browser
+test: test-cpp test-python  ## all tests, C++ and Python
+
+test-cpp: setup  ## the C++ tests
+	@scripts/setup.sh tests
 	build/tests/cpp/dad_tests --gtest_brief=1
 	build/tests/cpp/gpu/dad_gpu_tests --gtest_brief=1
 	if [ -x build/tests/cpp/gpu/dad_torch_device_tests ]; then build/tests/cpp/gpu/dad_torch_device_tests --gtest_brief=1; fi
 	build/tests/fuzz/dad_fuzz_replay tests/fuzz/corpus
+
+test-python: setup  ## the Python tests
+	@scripts/setup.sh tests browser
 	$(VENV)/bin/python -m pytest -q
 
 test-sanitize: setup  ## the C++ tests under the thread, address and undefined-behaviour sanitizers
@@ -82,4 +87,4 @@ wheels: setup  ## the same with op libraries for every version in scripts/wheel_
 clean:  ## what was built; not .venv
 	rm -rf build build-package dist python/*.egg-info python/dad/_lib/*.so python/dad/_lib/build_info.json $(VENV)/install.stamp
 
-.PHONY: help setup build demo test test-sanitize test-cuda12 chaos storm fuzz lint tidy coverage format bench bench-far docs wheel wheels clean
+.PHONY: help setup build demo test test-cpp test-python test-sanitize test-cuda12 chaos storm fuzz lint tidy coverage format bench bench-far docs wheel wheels clean

@@ -17,9 +17,15 @@ constexpr size_t kMostRanks = 64;
 // Removes the middle: both ends of a name or of a stack are informative.
 std::string Cut(const std::string& text, size_t longest) {
   if (text.size() <= longest) return text;
-  const size_t head = longest / 4;
-  const size_t tail = longest - head - 5;
-  return text.substr(0, head) + " ... " + text.substr(text.size() - tail);
+  // Not inside a character of UTF-8: Python would not take the rest for text.
+  const auto continues = [&text](size_t at) {
+    return (static_cast<unsigned char>(text[at]) & 0xc0) == 0x80;
+  };
+  size_t head = longest / 4;
+  size_t tail = text.size() - (longest - head - 5);
+  while (head > 0 && continues(head)) --head;
+  while (tail < text.size() && continues(tail)) ++tail;
+  return text.substr(0, head) + " ... " + text.substr(tail);
 }
 
 void WriteRanks(const std::vector<int>& ranks, ByteWriter& out) {

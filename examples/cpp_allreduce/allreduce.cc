@@ -34,9 +34,12 @@ int Fail(const dad::Status& status) {
 }  // namespace
 
 int main() {
-  const dad::World world = WorldFromEnvironment();
-  const auto options =
-      dad::Options::FromEnvironment([](const char* name) { return std::getenv(name); });
+  dad::World world = WorldFromEnvironment();
+  const auto environment = [](const char* name) { return std::getenv(name); };
+  if (const dad::Status taken = dad::TakeSecret(&world, environment); !taken.ok()) {
+    return Fail(taken);
+  }
+  const auto options = dad::Options::FromEnvironment(environment);
   if (!options.ok()) return Fail(options.status());
   const auto engine = dad::Engine::Create(world, options.value());
   if (!engine.ok()) return Fail(engine.status());

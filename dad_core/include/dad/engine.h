@@ -43,6 +43,11 @@ struct World {
   std::string plugin_dir;  // where libdad_<transport>.so lie
 };
 
+// Fills in the job, its secret and the key of its store from what dadrun has left for this process,
+// or from DAD_SECRET_FILE; a job without a secret stays open. For programs without Python, which
+// has runner/secret.py. An error if there should be a secret and it cannot be read.
+DAD_EXPORT Status TakeSecret(World* world, const Options::Getenv& getenv);
+
 struct RecentTraffic {
   int64_t steps = 0;
   int64_t sent = 0;

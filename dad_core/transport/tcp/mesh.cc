@@ -262,7 +262,7 @@ Result<std::vector<int>> Mesh::Connect(const std::function<Status()>& check) {
       if (!goes_on.ok()) return goes_on.status();
       attempt = goes_on.value() ? std::next(attempt) : attempts_.erase(attempt);
     }
-    if ((waiting[0].revents & POLLIN) != 0) Accept();
+    if ((waiting[0].revents & POLLIN) != 0) DAD_RETURN_IF_ERROR(Accept());
   }
   std::vector<int> sockets(peers_.size(), -1);
   for (size_t peer = 0; peer < peers_.size(); ++peer) sockets[peer] = peers_[peer].socket.Release();
@@ -292,10 +292,16 @@ Status Mesh::Dial(int peer) {
   return Status::Ok();
 }
 
-void Mesh::Accept() {
+Status Mesh::Accept() {
   for (int i = 0; i < kAcceptsPerTurn; ++i) {
     OwnedSocket came(accept4(listener_.fd(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (came.fd() < 0) return;
+    if (came.fd() < 0) {
+      // The queue stays full, and poll() would return at once until the deadline. Strangers give
+      // their descriptors back soon.
+      const bool is_full = errno == EMFILE || errno == ENFILE;
+      if (is_full && num_strangers_ == 0) return SystemError("accept (see: ulimit -n)", errno);
+      return Status::Ok();
+    }
     if (num_strangers_ >= kMostStrangers) {
       const auto oldest = std::ranges::find(attempts_, -1, &Attempt::peer);
       (void)Fail(*oldest, Status::Timeout("it says nothing, and others want its place"), false);
@@ -305,6 +311,7 @@ void Mesh::Accept() {
                          std::min(deadline_, Clock::now() + kHandshakeSeconds), -1, false, "", ""});
     ++num_strangers_;
   }
+  return Status::Ok();
 }
 
 Result<bool> Mesh::Advance(Attempt& attempt, short events) {

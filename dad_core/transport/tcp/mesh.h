@@ -80,7 +80,7 @@ class Mesh {
   };
 
   Status Dial(int peer);
-  void Accept();
+  Status Accept();
   // Advances an attempt. False: it is over, and was recorded.
   Result<bool> Advance(Attempt& attempt, short events);
   Result<bool> Fail(Attempt& attempt, const Status& why, bool is_final);

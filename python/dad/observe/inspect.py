@@ -104,11 +104,13 @@ class _Server:
             ready = [descriptor for descriptor, _ in poll.poll()]
             if self._wake in ready:
                 break
-            if self._signals in ready and os.read(self._signals, 64):
-                sys.stderr.write(self._table())
-                sys.stderr.flush()
-            if listener in ready:
-                with contextlib.suppress(OSError):
+            # The engine may end while it is asked: that is the end of one answer, not of this thread.
+            with contextlib.suppress(Exception):
+                if self._signals in ready and os.read(self._signals, 64):
+                    sys.stderr.write(self._table())
+                    sys.stderr.flush()
+            with contextlib.suppress(Exception):
+                if listener in ready:
                     self._answer()
         self._listener.close()
         os.close(self._wake)
@@ -140,7 +142,7 @@ def _user_of(connection: socket.socket) -> int:
 def doors() -> list[Door]:
     """The sockets of all ranks on this machine, ordered by job and rank."""
     found = []
-    for line in Path("/proc/net/unix").read_text().splitlines():
+    for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
         if match := re.search(rf" @{re.escape(PREFIX)}(\d+)\.(\d+)\.(\S*)$", line):
             door = Door(int(match[1]), int(match[2]), match[3])
             if door not in found:

@@ -42,7 +42,8 @@ def _answer() -> None:
             where, stack = position()
         except Exception as error:  # the question must be answered
             where, stack = f"not known: {error!r}", ""
-        _core.tell_program_position(where, stack)
+        # Names of files need not be UTF-8.
+        _core.tell_program_position(*(text.encode(errors="replace").decode() for text in (where, stack)))
 
 
 def position() -> tuple[str, str]:

@@ -250,10 +250,12 @@ def descendants():
 def ask_rank(pids):
     """The answer of the first of these processes that is a rank of dad."""
     why = "no process of this rank has called init()"
-    with open("/proc/net/unix") as file:
+    # Anybody may give a socket any name.
+    with open("/proc/net/unix", errors="replace") as file:
         names = [line.split()[-1] for line in file if f" @{INSPECTED}" in line]
     for name in dict.fromkeys(names):
-        if int(name[len(INSPECTED) + 1 :].partition(".")[0]) not in pids:
+        pid = name[len(INSPECTED) + 1 :].partition(".")[0]
+        if not pid.isdecimal() or int(pid) not in pids:
             continue
         text = b""
         try:

@@ -77,6 +77,8 @@ class Request:
         proof = sign_answer(self.key, self.signature, status, body) if self.signature else ""
         self.connection.settimeout(patience(len(body)))
         self.connection.sendall(answer_bytes(status, body, proof))
+        # A fork of this process may keep a copy of the connection, and the core reads up to its end.
+        self.connection.shutdown(socket.SHUT_WR)
 
 
 _PHRASES = {200: "OK", 400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found"}
@@ -220,15 +222,25 @@ class Front:
                 self._end(waiting, answer_bytes(401, name, sign_answer(key, error.signature, 401, name)))
                 return
             request.key, (request.signature, request.digest) = key, checked
+        # Signed, too: clients take an answer that is not for a forgery, and do not ask again.
+        proof = sign_answer(request.key, request.signature, 503, b"") if request.signature else ""
+        busy = answer_bytes(503, b"", proof)
         with self._lock:
             if self._num_served >= MOST_SERVED:
-                self._end(waiting, answer_bytes(503))
+                self._end(waiting, busy)
                 return
             self._num_served += 1
         self._forget(waiting)
-        threading.Thread(
-            target=self._serve_one, args=(request,), name="dad-rendezvous-request", daemon=True
-        ).start()
+        try:
+            threading.Thread(
+                target=self._serve_one, args=(request,), name="dad-rendezvous-request", daemon=True
+            ).start()
+        except RuntimeError:  # the system has no thread for us now: others have to be answered all the same
+            with self._lock:
+                self._num_served -= 1
+            self._waiting[waiting.connection.fileno()] = waiting
+            self._selector.register(waiting.connection, selectors.EVENT_READ)
+            self._end(waiting, busy)
 
     def _serve_one(self, request: Request) -> None:
         try:

@@ -84,7 +84,7 @@ def launch_with_mpirun(
 def has_secret(net: Network, environment: Mapping[str, str]) -> bool:
     """mpirun hands nothing to other hosts that other users there could not see; a secret file may exist
     already."""
-    return not net.remote_hosts or secret.FILE_VARIABLE in environment
+    return not net.remote_hosts or bool(environment.get(secret.FILE_VARIABLE))
 
 
 def detect_kind(mpirun: str) -> str:

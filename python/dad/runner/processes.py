@@ -299,7 +299,9 @@ class ProcessPool:
 
     def _inspect(self) -> None:
         """One rank reports for all; the next time another one, since this one may be unable to."""
-        ranks = [rank for rank in self.ranks if rank.exit_code is None]
+        # A warm start is no rank, and its output goes nowhere.
+        living = [rank for rank in self.ranks if rank.exit_code is None]
+        ranks = [rank for rank in living if not rank.label.startswith("warm start")]
         if ranks:
             self.order(INSPECT, [ranks[self._asked % len(ranks)]])
             self._asked += 1

@@ -51,8 +51,9 @@ def test_a_new_method_is_sent_compressed_by_both_frameworks(signsgd):
     choice = chosen(signsgd)
     assert type(layer_units.make_unit(choice, [], [])) is layer_units.QuantisedUnit
     board = pytest.importorskip("dad.tensorflow.board")
-    by_layer, as_rows, without_loss_scale, _, text = board._way(choice).split("\t")
-    assert (by_layer, as_rows, without_loss_scale, text) == ("0", "0", "1", choice.text)
+    way = board._way(choice)
+    assert (way.by_layer, way.as_rows, way.keeps) == (False, False, True)
+    assert way.method.decode() == choice.text
 
 
 def test_an_unknown_kind_is_an_error_and_never_dense():

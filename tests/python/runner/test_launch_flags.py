@@ -335,12 +335,12 @@ def test_open_mpi_is_kept_to_the_network_that_has_all_hosts(monkeypatch):
 
 
 def test_server_listens_only_on_the_address_that_the_ranks_use():
-    with start_server(Network(["a"], "127.0.0.2", None)) as server:
+    with start_server(Network(["a"], "127.0.0.2", None), {}) as server:
         socket.create_connection(("127.0.0.2", server.port), timeout=5).close()
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(("127.0.0.1", server.port), timeout=5)
     with pytest.raises(LaunchError, match="cannot listen on 192.0.2.1.*--network-interfaces"):
-        start_server(Network(["a"], "192.0.2.1", None))
+        start_server(Network(["a"], "192.0.2.1", None), {})
 
 
 def test_subnet_is_one_that_has_all_hosts(monkeypatch):

@@ -146,10 +146,9 @@ class _Launch:
         self._pool = ProcessPool(tracebacks=TracebackFolder())
         self._driver = Driver(elastic.settings, self)
         self._base = base_environment(plan, net)
-        server.job = self._base["DAD_JOB_ID"]
         self._base |= {"HOROVOD_ELASTIC": "1", "DAD_ELASTIC": "1"}
         self._base.setdefault("HOROVOD_ELASTIC_TIMEOUT", f"{elastic.settings.elastic_timeout:g}")
-        self._base["DAD_JOB_ID"] = self._job = self._base.get("DAD_JOB_ID") or new_job_id()
+        self._base["DAD_JOB_ID"] = server.job = self._job = self._base["DAD_JOB_ID"] or new_job_id()
         self._endpoints = Endpoints(server, self._asked, self._registered)
         self._processes: dict[Seat, RankProcess] = {}
         self._seats: dict[RankProcess, Seat] = {}
