@@ -24,7 +24,7 @@ LogLevel ParseLevel(const std::string& name) {
   return LogLevel::kWarning;
 }
 
-// How many threads 0 stands for depends on the machine.
+// The number of threads that 0 stands for depends on the machine.
 Options WithThreads(Options options, const World& world) {
   if (options.threads == 0) {
     const auto cores = static_cast<int64_t>(std::thread::hardware_concurrency());
@@ -33,7 +33,7 @@ Options WithThreads(Options options, const World& world) {
   return options;
 }
 
-// Puts the parts together; all the work is the worker's.
+// Builds the parts and connects them; the worker does all the work.
 class EngineImpl final : public Engine {
  public:
   EngineImpl(std::unique_ptr<Transport> transport, World world, const StartUp& start,
@@ -116,7 +116,8 @@ class EngineImpl final : public Engine {
   }
 
  private:
-  // And whether it goes to the worker: not if it is refused, or there is nobody else.
+  // And whether it goes to the worker: a rejected request does not, and neither does one of a job
+  // of one rank.
   std::pair<std::shared_ptr<RequestState>, bool> Make(Request request, Status* refused) {
     const std::vector<int> ranks = worker_.ProcessSetRanks(request.process_set);
     *refused = Validate(request, world_.rank, ranks, world_.size);

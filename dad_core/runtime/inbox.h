@@ -1,5 +1,5 @@
-// The only queue of the worker: everything that it has to handle is posted here as an event.
-// Framework threads and transport threads post, the worker takes all at once.
+// The only queue of the worker: everything it has to handle is posted here as an event. Framework
+// threads and transport threads post; the worker takes all events at once.
 #pragma once
 
 #include <chrono>
@@ -25,8 +25,8 @@ struct SubmitEvent {
 struct SubmitAllEvent {
   std::vector<std::shared_ptr<RequestState>> requests;
 };
-// A user thread blocks on this request: nothing more will come from it meanwhile.
-// Or it looks at it now and then (`polls`), which says less.
+// A user thread blocks on this request, so nothing more comes from it meanwhile; or it only polls
+// it (`polls`), which says less.
 struct WaitingEvent {
   std::shared_ptr<RequestState> request;
   bool polls = false;
@@ -40,7 +40,7 @@ struct PeerLostEvent {
   int peer;
   Status why;
 };
-// The referenced bytes of a batch have left.
+// The referenced bytes of a batch have been sent.
 struct SentEvent {
   uint16_t lane;
   uint64_t batch;

@@ -10,7 +10,7 @@ Peers::Peers(int rank, int size, std::chrono::duration<double> timeout)
       interval_(
           std::clamp(static_cast<int64_t>(timeout.count() * 1000 / 5), int64_t{10}, int64_t{2000})),
       peers_(static_cast<size_t>(size)) {
-  peers_[static_cast<size_t>(rank)].state = State::kGone;  // nobody waits for himself
+  peers_[static_cast<size_t>(rank)].state = State::kGone;  // a rank does not wait for itself
 }
 
 void Peers::Heard(int peer, Clock::time_point now) {

@@ -23,8 +23,8 @@ class Peers {
 
   // Which of the awaited peers to ping now, and which have been silent for too long. The clock of a
   // peer starts when somebody begins to wait for it; a gap between checks (nobody waited, or this
-  // process was stopped) restarts it. `progress` has Transport::ProgressWith of each
-  // rank: a peer whose number has changed since the last check is alive, however slow its line is.
+  // process was stopped) restarts it. `progress` holds Transport::ProgressWith of each rank: a peer
+  // whose number has changed since the last check is alive, however slow its line is.
   struct Verdict {
     std::vector<int> ping;
     std::optional<int> silent;
@@ -32,7 +32,7 @@ class Peers {
   Verdict Check(const std::vector<bool>& awaited, std::span<const int64_t> progress,
                 Clock::time_point now);
 
-  // How often Check wants to be called while anybody is waited for.
+  // How often to call Check while anybody is waited for.
   std::chrono::milliseconds interval() const { return interval_; }
   std::chrono::duration<double> timeout() const { return timeout_; }
 
@@ -40,7 +40,7 @@ class Peers {
   struct Peer {
     State state = State::kAlive;
     bool awaited = false;
-    Clock::time_point heard;  // or the moment from which it is awaited
+    Clock::time_point heard;  // or when it began to be awaited
     Clock::time_point pinged;
     int64_t progress = 0;
   };

@@ -1,5 +1,5 @@
-// The engine of this process. The one piece of global state: frameworks in one
-// process must share it, and a forked child must not touch its parent's.
+// The engine of this process, the only global state: frameworks in one process must share it, and a
+// forked child must not touch its parent's.
 #include <unistd.h>
 
 #include <atomic>
@@ -22,7 +22,7 @@ std::shared_ptr<Engine>& Slot() REQUIRES(g_mutex) {
   return *slot;
 }
 
-// In a child the threads behind the engine do not exist: leave it alone.
+// In a child, the threads behind the engine do not exist, so it is left alone.
 bool IsOwner() REQUIRES(g_mutex) { return g_owner == getpid(); }
 
 void ForgetParentsEngine() REQUIRES(g_mutex) {

@@ -60,7 +60,7 @@ Status RequestState::Wait(std::chrono::milliseconds timeout) {
   std::shared_ptr<void> released = std::move(request.keep_alive);
   Status status = status_;
   lock.unlock();
-  // The device may still be at it.
+  // The device may still be using it.
   if (device_index >= 0) KeepUntil(device_index, this->done, std::move(released));
   return status;
 }

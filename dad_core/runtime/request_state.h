@@ -1,4 +1,4 @@
-// A request in the engine: what was asked, where it stands, and the ticket.
+// A request in the engine: its parameters, its progress, and its ticket.
 #pragma once
 
 #include <atomic>
@@ -54,10 +54,10 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   int64_t value() const override { return result_value; }
   DeviceEvent done_event() const override { return done; }
 
-  // Before it is posted: OnDone, and whether a user blocks on it.
+  // Call before it is posted. Sets OnDone, and whether a user blocks on it.
   void Watch(bool user_waits, std::function<void(const Status&)> done);
 
-  // Worker only, once.
+  // By the worker only, once.
   void Complete(const Status& status);
 
   Request request;
@@ -71,30 +71,30 @@ class RequestState final : public Ticket, public std::enable_shared_from_this<Re
   // Worker only.
   int parts_left = 0;  // slices still in flight
   Status first_error;  // of a part
-  int leaving = 0;     // parts that were taken back, but whose bytes are still on their way
+  int leaving = 0;     // parts that were withdrawn, but whose bytes are still in flight
   bool ended = false;  // it is done as soon as they have left
   int64_t sent_bytes = 0;
   int64_t received_bytes = 0;
   int64_t device_bytes = 0;  // given to the device collectives
   StepReport report;
-  bool warned = false;        // by the stall watch
-  bool asked_about = false;   // it has asked the ranks that lack it what they do
-  std::string doing;          // what they have answered
+  bool warned = false;        // the stall watch has warned about it
+  bool asked_about = false;   // the stall watch has asked the missing ranks what they are doing
+  std::string doing;          // what they answered
   bool waited_for = false;    // a user thread blocks on it
-  bool polled = false;        // it does not, but looks or wants to be called
+  bool polled = false;        // no user blocks on it, but one polls it or wants to be called
   Clock::time_point started;  // of the first batch that carries it
-  int64_t step = 0;           // of this tensor, as the statistics count them
+  int64_t step = 0;           // the step of this tensor, as counted by the statistics
   bool negotiated = false;    // else its batch went by the schedule
-  int last_rank = -1;         // the last to have it ready: all others waited for this rank
-  Clock::time_point ready;    // when we heard that it was
+  int last_rank = -1;         // the last rank to have it ready, for which all others waited
+  Clock::time_point ready;    // when we learned that it was
 
   std::vector<int64_t> splits;
   int64_t result_value = -1;
-  std::vector<int> absent;  // ranks that had joined and brought nothing
+  std::vector<int> absent;  // ranks that had joined and contributed nothing
 
   // Of device tensors.
   const int device_index;                 // -1: on the host
-  std::shared_ptr<StagedTensors> staged;  // what lies on the host for it meanwhile
+  std::shared_ptr<StagedTensors> staged;  // its tensors in host memory
   DeviceEvent done;                       // its results come before this event
 
  private:

@@ -3,7 +3,7 @@
 namespace dad {
 
 std::shared_ptr<Ticket> RunningNumbers::Submit(Engine& engine, Request request, std::string* name) {
-  // Held while submitting: calls from several threads are numbered in the order they are made.
+  // Held while submitting, so calls from several threads are numbered in the order they are made.
   MutexLock lock(mutex_);
   if (const int64_t joins = engine.num_joins(); joins != num_joins_) {
     num_joins_ = joins;

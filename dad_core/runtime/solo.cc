@@ -9,7 +9,7 @@ Status RunAlone(RequestState& request) {
   const int root[] = {request.meta.root_rank};
   const Group group{0, 1, {}};
   const ByteSpan nothing;
-  ExchangeEnv env;  // no state: alone there is nobody to be told later what was left out now
+  ExchangeEnv env;  // no state: with one rank, nothing that is left out now would be sent later
   env.cpu_level = BestCpuLevel();
   for (size_t i = 0; i < request.request.tensors.size(); ++i) {
     const Contribution& mine = request.request.tensors[i];

@@ -76,14 +76,14 @@ Card Decode(ByteSpan bytes) {
 }
 
 // A ring's sums have other last bits than those of owners, and they depend on how tensors are cut.
-// Neither a measured round trip nor tuning may decide that if bits must not depend on timing.
+// If bits must not depend on timing, neither a measured round trip nor tuning may decide that.
 int64_t RingBytes(const Options& options) {
   const bool by_the_clock = options.ring_bytes < 0 || options.autotune;
   return options.deterministic && by_the_clock ? 0 : options.ring_bytes;
 }
 
-// On the device if all ranks can; the first that cannot is named. Products have to have the same
-// bits on all, since every rank repeats them.
+// On the device if all ranks can; the first rank that cannot is named. All ranks repeat products,
+// so their bits must be the same everywhere.
 DeviceMethods AgreeOnDevice(const std::vector<Card>& cards, std::shared_ptr<DeviceBench> bench) {
   DeviceMethods methods;
   for (size_t rank = 0; rank < cards.size(); ++rank) {
@@ -113,8 +113,8 @@ struct Distance {  // to rank 0
   int64_t round_trip_us = 0;
 };
 
-// Everybody asks rank 0 for the time, and again: the quickest answer counts, since others waited
-// for a busy machine. Half of the round trip is taken off.
+// Every rank asks rank 0 for the time several times. The quickest answer counts, because others
+// waited for a busy machine. Half of the round trip is subtracted.
 Result<Distance> AskRankZero(Transport& transport, std::chrono::milliseconds timeout) {
   constexpr uint64_t kTag = 0xc10c;
   constexpr int kAsks = 4;
@@ -140,8 +140,8 @@ Result<Distance> AskRankZero(Transport& transport, std::chrono::milliseconds tim
   return nearest;
 }
 
-// What -1 stands for; -1 if the line is to be looked at. The farthest rank counts: every line of a
-// ring is one that all wait for.
+// What -1 stands for; -1 if the line is to be measured. The farthest rank counts, because all ranks
+// wait for every line of a ring.
 Result<int64_t> RingBytesByDistance(Transport& transport, const Distance& mine,
                                     std::chrono::milliseconds timeout) {
   constexpr int64_t kFarUs = 2000;

@@ -1,4 +1,4 @@
-// What ranks settle between them before the first request.
+// What ranks agree on before the first request.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct DeviceMethods {
 };
 
 struct StartUp {
-  // The same on all ranks: where they differed, rank 0's.
+  // The same on all ranks: rank 0's value if they differed.
   Options options;
   // Rank 0's wall clock minus ours.
   int64_t clock_offset_us = 0;
@@ -34,7 +34,7 @@ struct StartUp {
   DeviceMethods device_methods;
 };
 
-// Fails on every rank, naming it, when one has another version or other process sets.
+// Fails on every rank, naming it, if one rank has another version or other process sets.
 Result<StartUp> AgreeOnStart(Transport& transport, const Options& mine, const World& world,
                              const std::vector<std::vector<int>>& process_sets);
 

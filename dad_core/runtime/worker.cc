@@ -11,14 +11,14 @@
 namespace dad {
 namespace {
 
-// Between two looks at copies from a device.
+// Pause between two checks of copies from a device.
 constexpr std::chrono::microseconds kStagingLook{100};
 
 Status ShutDown() { return Status::Aborted("the engine has been shut down"); }
 
 }  // namespace
 
-// A lane's way out: adds the lane's number and translates members to ranks.
+// How a lane sends: adds the lane's number and translates members to ranks.
 class Worker::LaneWire final : public WireOut {
  public:
   LaneWire(Worker* worker, int lane, std::vector<int> ranks)
@@ -123,12 +123,12 @@ void Worker::Run() {
     if (abort_wanted_ && !aborted_) DoAbort();
     if (shutting_down_ && ShutdownDone(now)) break;
   }
-  // Before the connections: members of a group leave it together.
+  // Before the connections close: members of a group leave it together.
   for (auto& [id, slot] : lanes_) slot.device.reset();
-  // Before the requests end: until then messages that are on their way use their memory.
+  // Before the requests end: until then messages in flight use their memory.
   transport_->Close();
   FailAll(ShutDown());
-  // What was posted while we left gets an answer, too, and so does what that leads to.
+  // Requests that were posted while we left are answered, too, and so is what results from that.
   do {
     inbox_->Take(Clock::now(), events);
     for (Event& event : events) Handle(event);
@@ -187,7 +187,7 @@ void Worker::HandleSubmit(const std::shared_ptr<RequestState>& request) {
   if (shutting_down_) return request->Complete(ShutDown());
   if (request->meta.kind == OpKind::kJoin) {
     if (!stager_.busy()) return HandleJoin(request);
-    // What was submitted before it comes before it.
+    // Requests submitted before it are handled before it.
     if (!join_after_staging_) {
       join_after_staging_ = request;
       return;
@@ -239,7 +239,7 @@ void Worker::HandleMessage(MessageEvent& message) {
     case MessageKind::kData: {
       if (aborted_ || shutting_down_) return;
       if (Lane* lane = FindLane(header.lane)) return HandleInLane(*lane, message);
-      // Either a peer agreed on a new process set before we did, or the set is gone.
+      // Either a peer agreed on a new process set before this rank, or the set is gone.
       if (header.lane >= next_process_set_) KeepForLater(message);
       return;
     }
@@ -339,7 +339,7 @@ std::optional<Worker::Clock::time_point> Worker::NextDeadline() {
     waiting = waiting || slot.lane->busy() || (slot.device && slot.device->busy());
   }
   if (stager_.busy() || held) sooner(Clock::now() + kStagingLook);
-  // An idle engine has no timer at all, unless its trace is not written yet.
+  // An idle engine has no timer, unless its trace is not written yet.
   if (waiting) {
     sooner(next_peer_check_);
     if (stall_watch_.enabled()) sooner(next_stall_check_);
@@ -351,7 +351,7 @@ std::vector<bool> Worker::Awaited() const {
   std::vector<bool> awaited(static_cast<size_t>(transport_->size()), false);
   for (const auto& [id, slot] : lanes_) {
     std::vector<bool> members = slot.lane->Awaited();
-    // A device that waits for others cannot tell for whom.
+    // A device that waits for others cannot tell for which rank.
     if (slot.device && slot.device->busy()) members.assign(members.size(), true);
     for (size_t m = 0; m < members.size(); ++m) {
       if (members[m]) awaited[static_cast<size_t>(slot.lane->ranks()[m])] = true;
@@ -411,7 +411,7 @@ void Worker::Completed(const std::shared_ptr<RequestState>& request) {
   request->Complete(request->first_error);
 }
 
-// Of gradients only: what a user sums up by himself may be meant.
+// Only for gradients: in a user's own sums it may be intended.
 void Worker::WarnOfSuspect(const RequestState& request) {
   const int process_set = request.request.process_set;
   const Lane* lane = FindLane(process_set);
@@ -461,7 +461,7 @@ void Worker::ProcessSetDecided(const RequestMeta& meta, const std::shared_ptr<Re
     if (Lane* lane = status.ok() ? FindLane(id) : nullptr) {
       lane->Remove(
           Status::InvalidArgument("process set " + std::to_string(id) + " has been removed"));
-      removed_.push_back(id);  // not now: it may be the one that calls us
+      removed_.push_back(id);  // deferred: it may be the caller
     }
   }
   if (mine) {

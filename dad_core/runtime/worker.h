@@ -74,7 +74,7 @@ class Worker final : public MessageSink, private LaneOwner, private Inquiry::Own
   // All below: the worker's thread.
   void Run();
   void PumpLanes();
-  // A request has failed because a peer has left: the engine is unusable from now on.
+  // A request has failed because a peer left: the engine cannot be used any more.
   void NoteBroken(const Status& why);
   // The contribution of a rank to a gradient was not finite.
   void WarnOfSuspect(const RequestState& request);
@@ -103,7 +103,7 @@ class Worker final : public MessageSink, private LaneOwner, private Inquiry::Own
   void Abort(int culprit, const std::string& why);
   void DoAbort();
   void BeginShutdown();
-  void FailAll(const Status& status);  // what is open, in whatever stage
+  void FailAll(const Status& status);  // fails all open requests, in whatever stage
   bool ShutdownDone(Clock::time_point now);
   Stats CollectStats();
   void CallOnWorker(std::function<void()> call);
@@ -135,7 +135,7 @@ class Worker final : public MessageSink, private LaneOwner, private Inquiry::Own
 
   const std::string why_staged_;
   bool said_staged_ = false;
-  const DeviceMethods device_methods_;  // before the states, whose memory is its
+  const DeviceMethods device_methods_;  // before the states, which use its memory
   bool said_methods_ = false;
   Stager stager_;
   std::shared_ptr<RequestState> join_after_staging_;
@@ -149,7 +149,7 @@ class Worker final : public MessageSink, private LaneOwner, private Inquiry::Own
   Peers peers_;
   Inquiry inquiry_;
   StallWatch stall_watch_;
-  // Of the last request that this rank has submitted, and of the last one that is done.
+  // The last request that this rank has submitted, and the last one that is done.
   std::string last_submitted_;
   OpKind last_kind_ = OpKind::kAllReduce;
   Clock::time_point last_submit_;
@@ -164,11 +164,11 @@ class Worker final : public MessageSink, private LaneOwner, private Inquiry::Own
   bool aborted_ = false;
   int culprit_ = -1;
   std::string abort_reason_;
-  bool abort_heard_ = false;  // a peer told us: it has told the others, too
+  bool abort_heard_ = false;  // a peer told us, so it has told the others, too
 
   bool shutting_down_ = false;
   Clock::time_point shutdown_deadline_;
-  std::vector<int64_t> progress_at_shutdown_;  // or at the last look after that
+  std::vector<int64_t> progress_at_shutdown_;  // or at the last check after that
 
   TransportCounters counters_at_reset_;
   int64_t payload_sent_ = 0;

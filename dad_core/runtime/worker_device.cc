@@ -65,7 +65,7 @@ void Worker::TakeStaged() {
       status = Status::InvalidArgument("\"" + request->meta.name +
                                        "\": its process set has been removed");
     }
-    // What could not be looked at on the device: the indices of rows.
+    // Checks that could not be made on the device: the indices of rows.
     if (status.ok()) {
       status = Validate(request->request, transport_->rank(), lane->ranks(), transport_->size());
     }

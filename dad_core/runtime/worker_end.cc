@@ -1,4 +1,4 @@
-// How an engine ends: it gives up, and says who the culprit was, or it shuts down.
+// How an engine ends: it aborts and names the culprit, or it shuts down.
 #include <algorithm>
 #include <utility>
 
@@ -9,9 +9,9 @@
 namespace dad {
 namespace {
 
-// How long a rank that shuts down waits for the others to take note, while no bytes move.
+// How long a rank that shuts down waits for the others to notice, while no bytes move.
 constexpr std::chrono::seconds kGoodbyePatience{3};
-// How long the news of a fault may take to leave.
+// How long sending the news of a fault may take.
 constexpr std::chrono::milliseconds kAbortFlush{500};
 
 }  // namespace
@@ -23,8 +23,8 @@ void Worker::Abort(int culprit, const std::string& why) {
   abort_reason_ = why;
 }
 
-// The others are told who it was before anything is closed: to them, a rank that
-// closes its connections looks dead itself.
+// Tell the others who it was before anything is closed: to them, a rank that closes its connections
+// looks dead itself.
 void Worker::DoAbort() {
   aborted_ = true;
   const std::string rank = "rank " + std::to_string(culprit_);
@@ -89,7 +89,7 @@ bool Worker::ShutdownDone(Clock::time_point now) {
     all_gone = all_gone && !peers_.Alive(peer);
   }
   if (all_gone || now < shutdown_deadline_) return all_gone;
-  // On a slow line our goodbye may still be in line behind data.
+  // On a slow line our goodbye may still be queued behind data.
   std::vector<int64_t> progress = Progress();
   if (progress == progress_at_shutdown_) return true;
   progress_at_shutdown_ = std::move(progress);

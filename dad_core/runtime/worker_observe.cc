@@ -1,4 +1,4 @@
-// What others want to know of a worker: statistics, and what its rank is doing.
+// What a worker reports: statistics, and what its rank is doing.
 #include <unistd.h>
 
 #include <algorithm>

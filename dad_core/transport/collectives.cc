@@ -1,6 +1,6 @@
-// The default collectives: every rank sends what it has to every peer that needs
-// it, at once, and adds up in rank order. One one-way delay each; made for the
-// small agreements of start-up, not for gradients.
+// The default collectives: every rank sends what it has to every peer that needs it, at once, and
+// adds up in rank order. Each takes one one-way delay; they are made for the small agreements of
+// start-up, not for gradients.
 #include <cstring>
 #include <string>
 
@@ -220,7 +220,7 @@ Status Transport::AllToAllV(ByteSpan in, std::span<const size_t> send_counts,
 }
 
 Status Transport::SendTo(int peer, uint64_t tag, ByteSpan bytes, Millis timeout) {
-  (void)timeout;  // the copy leaves when it can
+  (void)timeout;  // the copy is sent when possible
   if (peer < 0 || peer >= size() || peer == rank()) return BadArgument("send", "no such peer");
   if ((tag & kBuiltIn) != 0) return BadArgument("send", "tags have 63 bits");
   const auto copy = CopyOf(bytes);

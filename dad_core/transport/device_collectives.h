@@ -29,10 +29,10 @@ class DeviceWork {
   virtual void* event() const = 0;
 
   // Whether it has finished, without waiting. An error if it failed, ran out of time, or a member
-  // of the group is lost: the group is then dead, and what was to be written is unspecified.
+  // of the group is lost: the group is then dead, and the output is unspecified.
   virtual Result<bool> Done() = 0;
 
-  // The calling thread waits; for tests and for whoever needs the result on the host.
+  // Blocks the calling thread; for tests, and for callers that need the result on the host.
   virtual Status Wait(std::chrono::milliseconds timeout) = 0;
 };
 
@@ -47,8 +47,8 @@ class DeviceGroup {
   virtual int size() const = 0;
 
   virtual int device() const = 0;
-  // The cudaStream_t that operations are put on: for what has to come right before or after one,
-  // by the thread that puts them there.
+  // The cudaStream_t that operations are put on, for work that has to come right before or after
+  // one, by the thread that puts them there.
   virtual void* stream() const = 0;
 
   // `timeout`: when the operation has not finished by then the group is aborted.
@@ -59,19 +59,19 @@ class DeviceGroup {
   Work AllReduce(const TensorView& in, const TensorView& out, ReduceOp op, Millis timeout) {
     return AllReduce(in, out, op, 1.0, timeout);
   }
-  // counts: bytes of each member; out holds them one after the other.
+  // counts: the bytes of each member; out holds them one after the other.
   virtual Work AllGatherV(const TensorView& in, std::span<const size_t> counts,
                           const TensorView& out, Millis timeout) = 0;
   virtual Work Broadcast(const TensorView& inout, int root, Millis timeout) = 0;
-  // `in` is size() blocks, counts in elements; the sum of this member's block goes to out. `scale`
-  // as for AllReduce.
+  // `in` is size() blocks, with counts in elements; the sum of this member's block goes to out.
+  // `scale` as for AllReduce.
   virtual Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts,
                              const TensorView& out, ReduceOp op, double scale, Millis timeout) = 0;
   Work ReduceScatter(const TensorView& in, std::span<const int64_t> counts, const TensorView& out,
                      ReduceOp op, Millis timeout) {
     return ReduceScatter(in, counts, out, op, 1.0, timeout);
   }
-  // Counts in bytes.
+  // Counts are in bytes.
   virtual Work AllToAllV(const TensorView& in, std::span<const size_t> send_counts,
                          const TensorView& out, std::span<const size_t> receive_counts,
                          Millis timeout) = 0;
@@ -97,11 +97,11 @@ class DeviceCollectives {
  public:
   virtual ~DeviceCollectives() = default;
 
-  // The one that this process has in every group.
+  // The device that this process has in every group.
   virtual int device() const = 0;
 
-  // Meets the other members; `ranks` are ranks of the transport, the same on all of them, this one
-  // among them. `id` tells process sets apart. Groups must be gone before the transport.
+  // Meets the other members; `ranks` are ranks of the transport, the same on all of them, including
+  // this one. `id` distinguishes process sets. Groups must be destroyed before the transport.
   virtual Result<std::unique_ptr<DeviceGroup>> MakeGroup(uint32_t id, std::span<const int> ranks,
                                                          std::chrono::milliseconds timeout) = 0;
 };

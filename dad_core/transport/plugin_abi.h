@@ -1,5 +1,5 @@
-// What core and plug-in must have in common: they share C++ classes, so both must
-// have been compiled alike. Compiled into each of them, compared when one opens the other.
+// The layout that core and plug-in must share: they share C++ classes, so both must have been
+// compiled alike. Compiled into each of them, compared when one opens the other.
 #pragma once
 
 #include <string>
@@ -10,7 +10,7 @@
 
 namespace dad {
 
-// Raise it when the meaning, not the size, of something shared changes.
+// Increase it when the meaning, not the size, of something shared changes.
 inline constexpr int kPluginAbiVersion = 3;
 
 [[maybe_unused]] static std::string MakePluginAbi() {

@@ -17,8 +17,8 @@ namespace {
 struct Backend {
   std::string_view name;
   std::string_view library;
-  std::string_view remedy;                    // the command that brings what it needs
-  std::vector<std::string_view> launched_by;  // beginnings of a launcher's variables
+  std::string_view remedy;                    // the command that installs what it needs
+  std::vector<std::string_view> launched_by;  // prefixes of a launcher's variables
 };
 
 const std::vector<Backend>& Backends() {
@@ -45,8 +45,8 @@ bool LaunchedBy(const Backend& backend) {
   return false;
 }
 
-// Those of one name: the one whose launcher started us (Open MPI sets PMIX_ as well,
-// so the first in the list), else all, to be tried in order.
+// The candidates with one name: the one whose launcher started us (Open MPI sets PMIX_ as well, so
+// the first in the list); otherwise all, to be tried in order.
 std::vector<const Backend*> Candidates(const std::string& name) {
   std::vector<const Backend*> candidates;
   for (const Backend& backend : Backends()) {
@@ -64,15 +64,15 @@ struct Plugin {
   Transport* (*connect)(const PluginArgs*, char*, size_t) = nullptr;
 };
 
-// Plug-ins stay open: their code may run as long as the process does.
+// Plug-ins stay open, because their code may run as long as the process does.
 Result<Plugin> OpenOne(const Backend& backend, const std::string& plugin_dir) {
   const std::string file(backend.library);
   const std::string path = plugin_dir.empty() ? file : plugin_dir + "/" + file;
-  // One at a time: whoever finds it open has seen what its libraries set up when they were loaded.
-  // (The loader has a lock of its own, which the thread sanitizer does not know.)
+  // One at a time, so that any thread that finds a plug-in open sees what its libraries set up when
+  // they were loaded. (The loader has its own lock, which the thread sanitizer does not know.)
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  // Local: its libraries must not serve symbols to anybody else, libtorch has a gloo too.
+  // Local: its libraries must not provide symbols to other code, because libtorch has a gloo too.
   void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     const std::string why = dlerror();
@@ -141,7 +141,7 @@ Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, con
   char error[2048] = "";
   std::unique_ptr<Transport> transport(plugin.value().connect(&args, error, sizeof error));
   if (transport == nullptr) return ReadPluginError(error);
-  (void)control.release();  // is the new transport's now
+  (void)control.release();  // it belongs to the new transport now
   return transport;
 }
 
@@ -167,7 +167,7 @@ Result<std::string> AddDeviceCollectives(std::unique_ptr<Transport>& transport, 
   char error[2048] = "";
   std::unique_ptr<Transport> both(plugin.value().connect(&args, error, sizeof error));
   if (both == nullptr) return ReadPluginError(error);
-  (void)transport.release();  // is the new transport's now
+  (void)transport.release();  // it belongs to the new transport now
   transport = std::move(both);
   return std::string();
 }

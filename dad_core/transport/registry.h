@@ -22,12 +22,11 @@ namespace dad {
 struct PluginArgs {
   const World* world;
   const Options* options;
-  // For transports that move data only: carries their control messages. Taken
-  // over on success.
+  // For transports that move data only: carries their control messages. Taken over on success.
   Transport* control;
 };
 
-// For dad_plugin_connect: carries a status over the C border.
+// For dad_plugin_connect: carries a status across the C interface.
 inline void WritePluginError(const Status& status, char* error, size_t error_size) {
   std::snprintf(error, error_size, "%c%s", '0' + static_cast<int>(status.code()),
                 status.message().c_str());
@@ -41,8 +40,9 @@ Status ReadPluginError(const char* error);
 Result<std::unique_ptr<Transport>> ConnectTransport(const std::string& name, const World& world,
                                                     const Options& options);
 
-// Puts NCCL beside a transport that moves host memory only, if every rank can use it; asks all
-// ranks. Empty: it is there, or there is nobody to exchange with. Else why not, the same on all.
+// Adds NCCL to a transport that moves only host memory, if every rank can use it; asks all ranks.
+// Returns an empty text if it was added, or there is no other rank; otherwise the reason, the same
+// on all ranks.
 Result<std::string> AddDeviceCollectives(std::unique_ptr<Transport>& transport, const World& world,
                                          const Options& options);
 

@@ -35,14 +35,14 @@
 
 namespace dad {
 
-// Takes what arrives. Called by the transport's thread, one call at a time per
-// peer; must not block for long and must not call SetSink or Close.
+// Receives what arrives. Called by the transport's thread, one call at a time per peer; must not
+// block for long and must not call SetSink or Close.
 class DAD_EXPORT MessageSink {
  public:
   virtual ~MessageSink() = default;
 
   // Called when the header of a message with a payload has arrived; returns where to put the
-  // payload. Null: the transport uses a buffer of its own. The memory is the transport's
+  // payload. Null: the transport uses a buffer of its own. The memory belongs to the transport
   // until Deliver, PeerLost or Close.
   virtual std::byte* Reserve(int peer, const MessageHeader& header) {
     (void)peer, (void)header;
@@ -52,8 +52,8 @@ class DAD_EXPORT MessageSink {
   // A whole message. `payload` is empty when it was written where Reserve said.
   virtual void Deliver(int peer, const MessageHeader& header, AlignedBuffer payload) = 0;
 
-  // The connection is gone without a goodbye (a peer that sent kGoodbye leaves
-  // without this call). Once per peer; nothing follows.
+  // The connection is gone without a goodbye (a peer that sent kGoodbye leaves without this call).
+  // Once per peer; nothing follows.
   virtual void PeerLost(int peer, const Status& why) = 0;
 };
 
@@ -95,8 +95,8 @@ class DAD_EXPORT Transport {
   // Null: this transport moves host memory only.
   virtual DeviceCollectives* device_collectives() { return nullptr; }
 
-  // What came before the sink was set is handed to it first, by this thread. Null
-  // detaches: after the call returns the old sink is not called any more.
+  // What arrived before the sink was set is handed to it first, by this thread. Null detaches:
+  // after the call returns the old sink is not called any more.
   void SetSink(MessageSink* sink);
 
   // Queues a message; `keep` is released when its last byte has left this
@@ -134,8 +134,8 @@ class DAD_EXPORT Transport {
   virtual Result<std::vector<std::vector<std::byte>>> AllGatherBlobs(ByteSpan mine, Millis timeout);
 
  protected:
-  // For backends: what arrived. Collective messages go to the mailbox, the rest
-  // to the sink (or wait for one).
+  // For backends: passes on what arrived. Collective messages go to the mailbox, the rest to the
+  // sink (or wait for one).
   std::byte* ReserveFor(int peer, const MessageHeader& header);
   void DeliverMessage(int peer, const MessageHeader& header, AlignedBuffer payload);
   void ReportLost(int peer, Status why);
@@ -148,7 +148,7 @@ class DAD_EXPORT Transport {
   Result<AlignedBuffer> TakeExactly(int peer, uint64_t tag, size_t num_bytes,
                                     Clock::time_point deadline, const char* what);
 
-  // Sends blocks[r] to rank r and adds up, into `out`, what the others send here.
+  // Sends blocks[r] to rank r and adds up, into `out`, what the other ranks send here.
   Status ReduceBlocks(std::span<const ByteSpan> blocks, std::shared_ptr<void> keep,
                       const TensorView& out, ReduceOp op, Millis timeout, const char* what);
 
@@ -161,16 +161,16 @@ class DAD_EXPORT Transport {
     int peer;
     MessageHeader header;
     AlignedBuffer payload;
-    Status lost;  // not OK: no message but the end of that peer
+    Status lost;  // not OK: not a message, but the end of that peer
   };
-  std::deque<Early> early_;  // until there is a sink
+  std::deque<Early> early_;  // kept until there is a sink
   std::set<int> ended_;      // peers that said goodbye or are lost
 
   std::mutex mailbox_mutex_;
   std::condition_variable mailbox_changed_;
   std::map<std::pair<int, uint64_t>, std::deque<AlignedBuffer>> mailbox_;
   std::map<int, Status> lost_;
-  uint64_t next_tag_ = 0;  // of built-in collectives
+  uint64_t next_tag_ = 0;  // next tag of built-in collectives
 };
 
 }  // namespace dad

@@ -13,7 +13,7 @@ constexpr uint32_t kMagic = 0x48444144;  // "DADH"
 constexpr size_t kHelloBytes = 4 + 2 + 2 + 4 + 4 + kNonceBytes;
 constexpr size_t kChallengeHeadBytes = 4 + 2 + 2 + kNonceBytes;
 
-// In a challenge; not proven, so no more than a hint for the error message.
+// Sent in a challenge; unproven, so only a hint for the error message.
 enum class Refusal : uint16_t { kNone = 0, kVersion, kRanks };
 
 std::string TextOf(const ByteWriter& writer) {
@@ -103,7 +103,7 @@ Handshake::Step Handshake::TakeHello(std::string_view bytes) {
   reader.Value<uint16_t>();
   const auto from = reader.Value<uint32_t>();
   const auto to = reader.Value<uint32_t>();
-  // Only higher ranks connect to us.
+  // Only ranks with higher numbers connect to us.
   if (to != static_cast<uint32_t>(terms_.listening_rank) || from <= to ||
       from >= static_cast<uint32_t>(terms_.size)) {
     return Fail(Status::Aborted("rank " + std::to_string(from) + " has no business with rank " +

@@ -6,11 +6,11 @@
 //   proof      of the connecting rank
 //   welcome    proof that the listening rank has accepted it
 //
-// A proof is HMAC-SHA256, by the secret of the job, over hello, the head of the challenge, and what
-// the two must agree on without being told here: the job, the generation (the init() or elastic
-// round), its size, and the name that the listening rank has given to its socket in the rendezvous
-// store. What was recorded from another connection, job or round is therefore worth nothing. In an
-// open job, one without a secret, this still keeps two jobs apart. docs/wire_format.md has the
+// A proof is HMAC-SHA256, by the secret of the job, over hello, the head of the challenge, and the
+// values on which the two must agree without sending them: the job, the generation (the init() or
+// elastic round), its size, and the name that the listening rank has given to its socket in the
+// rendezvous store. A recording of another connection, job or round is therefore useless. In an
+// open job, which has no secret, this still keeps two jobs apart. docs/wire_format.md has the
 // bytes. Pure functions of their input: no I/O.
 #pragma once
 
@@ -36,7 +36,7 @@ struct HandshakeTerms {
   std::string listener;  // the name of its socket
 };
 
-// One side of one connection. Reads needed() bytes, gives them to Take(), sends what comes back.
+// One side of one connection. Reads needed() bytes, gives them to Take(), sends what Take returns.
 class DAD_EXPORT Handshake {
  public:
   struct Step {
@@ -44,7 +44,7 @@ class DAD_EXPORT Handshake {
     Status status;
   };
 
-  // Of `rank`, which connects to terms.listening_rank. `nonce`: kNonceBytes, fresh.
+  // For `rank`, which connects to terms.listening_rank. `nonce`: kNonceBytes, fresh.
   static Handshake OfConnecting(HandshakeTerms terms, int rank, std::string nonce);
   static Handshake OfListening(HandshakeTerms terms, std::string nonce);
 
@@ -52,7 +52,7 @@ class DAD_EXPORT Handshake {
   std::string Begin();
   // How many bytes have to be read next; 0: done.
   size_t needed() const;
-  // Exactly needed() bytes. After an error the connection is to be closed.
+  // Takes exactly needed() bytes. After an error the connection has to be closed.
   Step Take(std::string_view bytes);
 
   bool done() const { return stage_ == Stage::kDone; }

@@ -1,5 +1,5 @@
-// The frame of every message between two ranks: a fixed header, then a payload
-// whose layout the kind decides. Little-endian. docs/wire_format.md has the bytes.
+// The frame of every message between two ranks: a fixed header, then a payload whose layout depends
+// on the kind. Little-endian. docs/wire_format.md has the bytes.
 #pragma once
 
 #include <cstdint>
@@ -43,12 +43,12 @@ inline MessageKind KindOf(const MessageHeader& header) {
 // between them.
 inline constexpr uint64_t kLongestWhole = 16 * 1024;
 
-// Control: does not wait behind messages that are none, not even behind one that is half sent.
+// Control messages do not wait behind other messages, not even behind one that is half sent.
 // Control messages keep their order among themselves, and so do all others; a control message
 // arrives before everything that was sent after it. Lanes rely on no more than that. kLeft and
-// kGoodbye are not control, since they say what no longer comes after the data before them.
+// kGoodbye are not control, because they announce what will not follow the data before them.
 inline bool IsControl(const MessageHeader& header) {
-  // One that announces a payload on another road keeps its place among the others.
+  // A message that announces a payload on another road keeps its place among the others.
   const bool announces = (static_cast<uint8_t>(header.kind) & 0x80) != 0;
   if (announces || header.payload_bytes > kLongestWhole) return false;
   switch (KindOf(header)) {

@@ -135,7 +135,7 @@ bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference) 
   };
   if (a.kind != b.kind) return differs("collective", Name(a.kind), Name(b.kind));
   if (a.op != b.op) return differs("op", Name(a.op), Name(b.op));
-  // Before all that they are in place of.
+  // Compared before the values that the terms stand for.
   if (!a.terms.empty() && !b.terms.empty() && a.terms != b.terms) {
     return differs(a.kind == OpKind::kBarrier ? "compression" : "terms", a.terms, b.terms);
   }
@@ -199,7 +199,7 @@ std::vector<std::byte> Encode(const NegotiationMessage& message) {
     out.Text(key.name);
   }
 
-  // The bits of what is ready, then a phase for each of them.
+  // The bits of the ready requests, then a phase for each of them.
   uint32_t highest = 0;
   for (const auto& known : message.known) highest = std::max(highest, known.cache_id + 1);
   std::vector<uint8_t> bits((highest + 7) / 8);

@@ -19,7 +19,7 @@ struct TensorMeta {
   Shape shape;
 };
 
-// All of a request but its data.
+// All fields of a request but its data.
 struct RequestMeta {
   std::string name;
   OpKind kind = OpKind::kAllReduce;
@@ -39,7 +39,8 @@ struct RequestMeta {
 
 RequestMeta MetaOf(const Request& request);
 
-// The tensor of a request: what users call it, and which step of its way this is.
+// The tensor of a request: the user's name for it, and the step of its way between hosts that this
+// is.
 struct TensorKey {
   std::string name;
   HostStep host_step = HostStep::kNone;
@@ -47,7 +48,7 @@ struct TensorKey {
   auto operator<=>(const TensorKey&) const = default;
 };
 
-// By which ranks find each other's requests: a tensor may be in flight once for each kind.
+// The identity by which ranks match requests: a tensor may be in flight once for each kind.
 struct RequestKey {
   std::string name;
   OpKind kind = OpKind::kAllReduce;
@@ -70,8 +71,8 @@ struct HashOfKey {
 // True when the first dimension belongs to each rank and may differ.
 bool FirstDimensionVaries(OpKind kind);
 
-// Empty when the two agree; else what differs, as "shape [10,4] … [10,5]": the
-// value of `a`, then that of `b`.
+// Empty when the two agree; otherwise the difference, as "shape [10,4] … [10,5]": the value of `a`,
+// then that of `b`.
 struct Difference {
   std::string what;
   std::string a;
@@ -80,7 +81,7 @@ struct Difference {
 bool Differ(const RequestMeta& a, const RequestMeta& b, Difference* difference);
 
 struct NegotiationMessage {
-  // A request that the cache knows: its number says it all.
+  // A request that the cache knows, identified by its number.
   struct Known {
     uint32_t cache_id = 0;
     uint32_t phase = 0;
@@ -91,22 +92,22 @@ struct NegotiationMessage {
   };
 
   bool joined = false;
-  uint32_t joins = 0;  // that this rank has seen the end of
-  // It has joined, but has requests open in other process sets: the join cannot end yet.
+  uint32_t joins = 0;  // the number of joins whose end this rank has seen
+  // It has joined, but has requests open in other process sets, so the join cannot end yet.
   bool pending = false;
   // None of the requests that this rank has in flight has started: a step begins.
   bool begins = false;
   // Its line has limited how fast it could send so far.
   bool slow_line = false;
-  // Asks all to give up the schedule: `missing` held a batch up, `stale` are not
-  // what they were.
+  // Asks all ranks to give up the schedule: `missing` held a batch up, `stale` have changed.
   bool recall = false;
   std::vector<uint32_t> missing;
   std::vector<uint32_t> stale;
   // In the round after a recall: how often this rank has committed to each batch.
   std::vector<uint32_t> committed;
   int64_t fusion_bytes = 0;  // rank 0's counts
-  // What this rank had said to be ready and takes back; it may be in `known` or `fresh` again.
+  // Requests that this rank had announced as ready and withdraws; each may be in `known` or `fresh`
+  // again.
   std::vector<RequestKey> withdrawn;
   std::vector<Known> known;  // sorted: the order of submits is not sent
   std::vector<Fresh> fresh;

@@ -14,7 +14,7 @@ constexpr size_t kLongestLine = 480;
 constexpr size_t kLongestStack = 4096;
 constexpr size_t kMostRanks = 64;
 
-// Cuts the middle out: both ends of a name, or of a stack, say something.
+// Removes the middle: both ends of a name or of a stack are informative.
 std::string Cut(const std::string& text, size_t longest) {
   if (text.size() <= longest) return text;
   // Not inside a character of UTF-8: Python would not take the rest for text.
@@ -34,7 +34,7 @@ void WriteRanks(const std::vector<int>& ranks, ByteWriter& out) {
   for (size_t i = 0; i < count; ++i) out.Varint(static_cast<uint64_t>(ranks[i]));
 }
 
-// A longer list is none of ours: the reader fails.
+// A longer list is not ours: the reader fails.
 size_t ReadCount(ByteReader& in, size_t most) {
   const size_t count = in.Count();
   if (count <= most) return count;

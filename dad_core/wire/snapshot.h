@@ -1,5 +1,5 @@
-// The payload of kState. It fits a control message: what is long is cut, and of many things the
-// first are listed.
+// The payload of kState. It fits a control message: long texts are cut, and of long lists the first
+// entries are kept.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace dad {
 
-inline constexpr size_t kMostListed = 8;  // of requests, of batches, and of missing ones
+inline constexpr size_t kMostListed = 8;  // requests, batches, and missing ranks
 
 std::vector<std::byte> Encode(const Snapshot& snapshot);
 Result<Snapshot> DecodeSnapshot(std::span<const std::byte> bytes);

@@ -10,7 +10,7 @@
 namespace dad {
 namespace {
 
-// Between two looks at work that is on the device.
+// Pause between two checks of work that is on the device.
 constexpr std::chrono::milliseconds kLook{20};
 constexpr size_t kAlignment = 256;  // of a tensor in the shared buffer; a multiple of any element
 
@@ -26,7 +26,7 @@ const Contribution& Mine(const DeviceTask::Part& part) {
   return part.request->request.tensors[static_cast<size_t>(part.tensor)];
 }
 
-// A joined rank brings zeros, which must not change the result.
+// A joined rank contributes zeros, which must not change the result.
 Status CheckZerosCount(const TensorSpec& spec) {
   if (spec.op == ReduceOp::kSum || spec.op == ReduceOp::kAverage) return Status::Ok();
   return Status::InvalidArgument("\"" + spec.name + "\": " + Name(spec.op) +
@@ -34,7 +34,7 @@ Status CheckZerosCount(const TensorSpec& spec) {
                                  " for it; Sum and Average are possible");
 }
 
-// As every member sees it: all know what each has brought.
+// As every member sees it: all know what each member contributed.
 bool AllBringTheSame(const DeviceTask::Part& part, bool some_absent) {
   const std::vector<DeviceTurn::Rows>& rows = part.turn.rows;
   return !some_absent && std::all_of(rows.begin(), rows.end(), [&](const DeviceTurn::Rows& each) {
@@ -140,7 +140,7 @@ Status DeviceLane::Prepare() {
 Result<DeviceEvent> DeviceLane::Run(const DeviceTask& task) {
   DAD_RETURN_IF_ERROR(Prepare());
   const CudaDeviceGuard guard(*cuda_, group_->device());
-  // What can share a buffer, in the order of the first of each.
+  // Parts that can share a buffer, in the order of the first of each group.
   using Key = std::tuple<ReduceOp, DType, double>;
   std::vector<std::pair<Key, std::vector<const DeviceTask::Part*>>> sums;
   std::vector<const DeviceTask::Part*> exchanges;
@@ -188,14 +188,14 @@ Status DeviceLane::AllReduce(std::span<const DeviceTask::Part* const> parts, boo
   size_t num_bytes = 0;
   for (const DeviceTask::Part* part : parts) num_bytes += Padded(NumBytes(part->spec()));
   if (num_bytes == 0) return Status::Ok();
-  // A tensor alone goes without padding on the ranks that have it.
+  // A lone tensor is sent without padding, on the ranks that have it.
   Result<TensorView> fused = Scratch(
       spec.dtype, {parts.size() == 1 ? NumElements(spec.shape)
                                      : static_cast<int64_t>(num_bytes / SizeOf(spec.dtype))});
   if (!fused.ok()) return fused.status();
   const TensorView& all = fused.value();
 
-  // The padding takes part, too: it must be numbers, and a joined rank has nothing but zeros.
+  // The padding takes part, too: it must hold valid numbers, and a joined rank has only zeros.
   if (joined) {
     DAD_RETURN_IF_ERROR(
         cuda_->Check(cuda_->MemsetAsync(all.data, 0, all.num_bytes(), stream_), "cudaMemsetAsync"));
@@ -246,7 +246,8 @@ Status DeviceLane::ReduceScatter(const DeviceTask::Part& part, bool some_absent)
     return Note(group_->ReduceScatter(Mine(part).input, counts, part.turn.output, spec.op,
                                       Scale(spec), timeout_));
   }
-  // Zeros from a rank that has joined; its own rows are written over them, and nobody reads those.
+  // A rank that has joined contributes zeros. Its rows of the result overwrite them; nobody reads
+  // it.
   const Result<TensorView> zeros = Scratch(spec.dtype, spec.shape);
   if (!zeros.ok()) return zeros.status();
   DAD_RETURN_IF_ERROR(
@@ -272,7 +273,7 @@ Status DeviceLane::Exchange(std::span<const DeviceTask::Part* const> parts) {
   std::vector<DeviceGroup::Transfer> transfers;
   std::vector<TensorView> views;
   for (const DeviceTask::Part* part : parts) {
-    if (part->request == nullptr) continue;  // nothing goes to a rank that has joined
+    if (part->request == nullptr) continue;  // a rank that has joined receives nothing
     const auto row_bytes = static_cast<size_t>(RowBytes(part->spec()));
     const TensorView& input = Mine(*part).input;
     const TensorView& output = part->turn.output;
@@ -303,7 +304,7 @@ Result<TensorView> DeviceLane::Scratch(DType dtype, const Shape& shape) {
   return view;
 }
 
-// Grows and does not shrink: at most the largest batch.
+// Grows and does not shrink: it reaches the size of the largest batch.
 Result<std::byte*> DeviceLane::Buffer(size_t num_bytes) {
   if (num_bytes > buffer_bytes_) {
     if (buffer_ != nullptr) {
@@ -332,8 +333,8 @@ Status DeviceLane::Copy(void* to, const void* from, size_t num_bytes) {
 
 Status DeviceLane::Note(DeviceGroup::Work work) {
   if (!work.ok()) {
-    // It would have been the same on all members only if it were about the request itself, and
-    // that was decided in GoesOnDevice.
+    // The error would be the same on all members only if it concerned the request itself, and that
+    // was decided in GoesOnDevice.
     return work.status().code() == StatusCode::kInvalidArgument
                ? Status::Internal(work.status().message())
                : work.status();

@@ -1,7 +1,7 @@
-// The device work of one process set, as NCCL does it: batches whose turn the ranks have agreed on
-// (exchange/collective/order.h) are put on the device in that order. A thread of its own does it,
-// because meeting the other members, and now and then putting an operation on the stream, takes a
-// while, and the worker never waits for a peer.
+// The device work of one process set through NCCL: batches whose order the ranks have agreed on
+// (exchange/collective/order.h) are enqueued on the device in that order. A thread of its own does
+// it, because meeting the other members, and sometimes enqueueing an operation, takes a while, and
+// the worker never waits for a peer.
 //
 // Tensors of a batch that have the same type and operation share a buffer: the stream waits for the
 // ready_event of each, copies them into it, reduces, and copies them back. Point-to-point transfers
@@ -40,17 +40,17 @@ struct DeviceTask {
     const TensorSpec& spec() const { return turn.spec; }
   };
   uint64_t batch = 0;
-  uint64_t turn = 0;         // of its first part
+  uint64_t turn = 0;         // the turn of its first part
   bool some_absent = false;  // some member has joined
   std::vector<Part> parts;
 };
 
-// What became of a task. kInvalidArgument is the same on all members and ends the requests only;
-// any other error ends the engine.
+// The result of a task. kInvalidArgument is the same on all members and ends only the requests; any
+// other error ends the engine.
 struct DeviceOutcome {
   Status status;
   DeviceEvent done;
-  DeviceTask task;  // back to the worker, which alone lets go of requests
+  DeviceTask task;  // goes back to the worker, which alone releases requests
 };
 
 class DeviceLane {
@@ -62,18 +62,19 @@ class DeviceLane {
 
   DeviceLane(uint32_t id, std::vector<int> ranks, DeviceCollectives* collectives,
              Millis start_timeout, Millis timeout, Report report, Broken broken);
-  // Leaves what has not begun; gives what is on the device a moment.
+  // Drops work that has not begun; waits a moment for work that is on the device.
   ~DeviceLane();
   DeviceLane(const DeviceLane&) = delete;
   DeviceLane& operator=(const DeviceLane&) = delete;
 
-  // In any order: it waits for its turn.
+  // May be called in any order: the task waits for its turn.
   void Put(DeviceTask task);
 
-  // Begins nothing more: the memory of what waits may go any time. Does not wait.
+  // Begins nothing more, because the memory of waiting tasks may be freed at any time. Does not
+  // wait.
   void Stop();
 
-  // Something is to be done, or on the device and not known to be finished.
+  // Whether something remains to be done, or is on the device and not known to be finished.
   bool busy() const { return busy_.load(std::memory_order_acquire); }
 
  private:
@@ -86,7 +87,7 @@ class DeviceLane {
   Status ReduceScatter(const DeviceTask::Part& part, bool some_absent);
   Status AllGather(const DeviceTask::Part& part);
   Status Exchange(std::span<const DeviceTask::Part* const> parts);
-  // A tensor in the buffer below.
+  // A view of a tensor in the buffer below.
   Result<TensorView> Scratch(DType dtype, const Shape& shape);
   Result<std::byte*> Buffer(size_t num_bytes);
   Status WaitFor(const TensorView& view);
@@ -108,14 +109,14 @@ class DeviceLane {
   bool stopping_ GUARDED_BY(mutex_) = false;
   std::atomic<bool> busy_{false};
 
-  // The thread's.
+  // Used by the thread only.
   const CudaApi* cuda_ = nullptr;
   std::unique_ptr<DeviceGroup> group_;
   CudaStream stream_ = nullptr;
   std::optional<DevicePacker> packer_;
   void* buffer_ = nullptr;  // on the device; the stream's order lets batches share it
   size_t buffer_bytes_ = 0;
-  std::unique_ptr<DeviceWork> last_;  // of what is under way
+  std::unique_ptr<DeviceWork> last_;  // the last work that is under way
 
   std::thread thread_;
 };

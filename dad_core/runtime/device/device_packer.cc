@@ -12,7 +12,7 @@ namespace {
 
 using cuda::PackKernel;
 
-// Puts as many of the pieces into one launch as it takes; how many that are.
+// Adds as many of the pieces to one launch as fit; returns how many that are.
 size_t Fill(std::span<const DevicePacker::Piece> pieces, PackKernel::Args& args) {
   args.num_pieces = 0;
   args.blocks = 0;
@@ -44,11 +44,11 @@ Status DevicePacker::Copy(std::span<const Piece> pieces, CudaStream stream) {
   const auto args = std::make_unique<PackKernel::Args>();
   while (pack_ != nullptr && !pieces.empty()) {
     const size_t taken = Fill(pieces, *args);
-    // One that is too large for the kernel goes with those that are copied.
+    // A piece that is too large for the kernel is copied instead.
     if (taken == 0) break;
     const CudaError error = args->blocks == 0 ? kCudaSuccess : pack_(args.get(), stream);
     if (error != kCudaSuccess) {
-      // For example on a device that the kernels were not compiled for. Nothing was copied.
+      // For example, the kernels were not compiled for this device. Nothing was copied.
       DAD_LOG(Warning) << "fused buffers are copied tensor by tensor: "
                        << cuda_.Check(error, "dad_cuda_pack").message();
       pack_ = nullptr;

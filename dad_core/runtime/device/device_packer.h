@@ -1,5 +1,5 @@
-// Copies tensors into a fused buffer on a device, and out of it: all of them by one kernel where
-// libdad_cuda.so is, else by a copy each. Puts work on a stream and does not wait.
+// Copies tensors into a fused buffer on a device, and out of it: with one kernel if libdad_cuda.so
+// is present, otherwise with one copy each. Puts work on a stream and does not wait.
 #pragma once
 
 #include <cstddef>
@@ -19,8 +19,8 @@ class DevicePacker {
     size_t num_zeros = 0;  // written behind the piece; at most 255
   };
 
-  // Looks for libdad_cuda.so, which lies beside the core; DAD_CUDA_LIBRARY names another file. Its
-  // absence is no error.
+  // Looks for libdad_cuda.so beside the core; DAD_CUDA_LIBRARY names another file. Its absence is
+  // no error.
   explicit DevicePacker(const CudaApi& cuda);
 
   // On the current device, to which `stream` belongs.
@@ -30,7 +30,7 @@ class DevicePacker {
   Status CopyEach(std::span<const Piece> pieces, CudaStream stream);
 
   const CudaApi& cuda_;
-  int (*pack_)(const void* args, void* stream) = nullptr;  // null: not there, or not for the device
+  int (*pack_)(const void* args, void* stream) = nullptr;  // null: absent, or not for this device
 };
 
 }  // namespace dad

@@ -27,7 +27,7 @@ bool HasDeviceMemory(const TensorView& view) {
 
 }  // namespace
 
-// What lies on the host for a request, and where it belongs.
+// The host memory of a request, and the device memory that it belongs to.
 struct StagedTensors {
   struct Back {
     TensorView device;
@@ -35,7 +35,7 @@ struct StagedTensors {
   };
   std::vector<std::shared_ptr<std::byte>> memory;
   std::vector<Back> back;
-  // Outputs whose shape was known only at the end: the framework is asked for them in Return.
+  // Outputs whose shape was known only at the end. Return asks the framework for them.
   struct Late {
     int tensor;
     TensorView host;
@@ -61,7 +61,7 @@ Status Stager::Load() {
   return Status::Ok();
 }
 
-// Two, so that results do not queue behind gradients that are still to be made.
+// Two, so that results do not queue behind gradients that are not ready yet.
 Result<Stager::Streams> Stager::StreamsOf(int device) {
   if (const auto found = streams_.find(device); found != streams_.end()) return found->second;
   Result<CudaStream> to_host = NewStream(*cuda_);
@@ -120,7 +120,7 @@ Status Stager::Bring(const std::shared_ptr<RequestState>& request) {
       view = OnHost(view, place);
     });
   }
-  // Also when a copy failed: those before it are under way.
+  // Do this also when a copy failed: the earlier copies are under way.
   Result<DeviceEvent> event = RecordNewEvent(*cuda_, streams.value().to_host);
   if (event.ok()) Keep(device, event.value(), staged->memory.front());
   if (!status.ok()) return status;

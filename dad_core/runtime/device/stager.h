@@ -1,7 +1,7 @@
 // Device tensors by way of the host: for methods, whose exchanges compute on the CPU, and for
-// everything where there is no NCCL. A request's tensors are copied to page-locked memory before
-// its lane hears of it, and its results are copied back when it is done; in between it is like any
-// other. The host never waits: it polls until the copies are done.
+// everything if there is no NCCL. A request's tensors are copied to page-locked memory before its
+// lane sees it, and its results are copied back when it is done; in between it is like any other
+// request. The host never waits: it polls until the copies are done.
 //
 // Order on the device: copies out start after the ready_event of each view, the ticket's
 // done_event comes after the copies back. Worker only.
@@ -29,7 +29,7 @@ class Stager {
   // Starts the copies to the host. On error the request is as it was.
   Status Bring(const std::shared_ptr<RequestState>& request);
 
-  // Requests whose tensors are on the host now, in the order of Bring. One that could not be
+  // Requests whose tensors are on the host now, in the order of Bring. A request that could not be
   // copied has its first_error set.
   std::vector<std::shared_ptr<RequestState>> Arrived();
   bool busy() const { return !under_way_.empty(); }
@@ -37,7 +37,7 @@ class Stager {
   // Starts the copies of a request's results to the device and sets its done_event.
   Status Return(RequestState& request);
 
-  // Gives up what has not arrived; the requests are returned.
+  // Gives up copies that have not arrived; returns their requests.
   std::vector<std::shared_ptr<RequestState>> TakeAll();
 
  private:
@@ -61,7 +61,7 @@ class Stager {
   void Keep(int device, const DeviceEvent& event, std::shared_ptr<std::byte> block);
   Result<Streams> StreamsOf(int device);
 
-  const CudaApi* cuda_ = nullptr;  // when first needed
+  const CudaApi* cuda_ = nullptr;  // set when first needed
   std::unique_ptr<PinnedPool> pool_;
   std::map<int, Streams> streams_;
   std::deque<UnderWay> under_way_;

@@ -56,7 +56,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
       }
     }
     if (Status status = part.exchange->Begin(input, group); !status.ok()) {
-      // What Begin depends on was agreed, so this is not something a user can cause.
+      // All ranks agreed on what Begin depends on, so users cannot cause this.
       wire_->Fatal(member_, status.message());
       return;
     }
@@ -84,7 +84,7 @@ void Executor::Start(uint64_t id, uint64_t signature, std::vector<BatchPart> par
   Advance(batch);
 }
 
-// Round 0 is everybody's: it says "I agree".
+// Every rank sends round 0, which says "I agree".
 void Executor::ExpectNothingFromSilent(Batch& batch) {
   for (int round = 1; round < batch.num_rounds; ++round) {
     for (int m = 0; m < num_members_; ++m) {
@@ -93,7 +93,7 @@ void Executor::ExpectNothingFromSilent(Batch& batch) {
   }
 }
 
-// Only a batch of one part: a fused message has no single place to go to.
+// Only for a batch of one part: a fused message has no single destination.
 void Executor::OfferDestinations(Batch& batch) {
   if (batch.parts.size() != 1) return;
   Exchange& exchange = *batch.parts[0].exchange;
@@ -108,7 +108,7 @@ void Executor::OfferDestinations(Batch& batch) {
   }
 }
 
-// False if that is the end of everything.
+// Returns false if the engine ends here.
 bool Executor::SendOrHold(Batch& batch) {
   const Result<bool> ready = ReadyToSend(batch);
   batch.held = ready.ok() && !ready.value();
@@ -147,7 +147,7 @@ Result<bool> Executor::ReadyToSend(Batch& batch) {
 void Executor::SendHeld() {
   for (uint64_t id : std::exchange(held_, {})) {
     const auto found = running_.find(id);
-    if (found == running_.end() || found->second->finished) continue;  // cancelled, or failed
+    if (found == running_.end() || found->second->finished) continue;  // cancelled or failed
     if (!SendOrHold(*found->second)) return;
     Advance(*found->second);
   }
@@ -156,7 +156,7 @@ void Executor::SendHeld() {
 Status Executor::SendRound(Batch& batch) {
   std::shared_ptr<SendPin> pin;
   for (int offset = 1; offset < num_members_; ++offset) {
-    // Everybody starts with another peer, so that no one is everybody's first.
+    // Each rank starts with another peer, so no rank is the first target of all.
     const int peer = (member_ + offset) % num_members_;
     if (!batch.Speaks(batch.round, member_, peer)) continue;
     GatherBuffer payload;
@@ -251,8 +251,8 @@ void Executor::Advance(Batch& batch) {
   }
 }
 
-// Records who kept the round waiting: the member whose message came last, or this rank if all
-// messages were there when it began. In a scheduled batch the first round signals readiness.
+// Records which rank kept the round waiting: the member whose message came last, or this rank if
+// all messages were there when it began. In a scheduled batch the first round signals readiness.
 void Executor::NoteRound(const Batch& batch) {
   Timeline::BatchRound round{batch.id,
                              batch.round,
@@ -264,7 +264,7 @@ void Executor::NoteRound(const Batch& batch) {
   auto first = batch.round_started;
   for (int m = 0; m < num_members_; ++m) {
     const auto at = batch.shares[batch.round][m].at;
-    if (at == std::chrono::steady_clock::time_point()) continue;  // had nothing to send
+    if (at == std::chrono::steady_clock::time_point()) continue;  // it had nothing to send
     const int rank = ranks_[static_cast<size_t>(m)];
     round.arrived.emplace_back(rank, at);
     first = std::min(first, at);
@@ -282,7 +282,7 @@ void Executor::NoteRound(const Batch& batch) {
   wire_->timeline()->Round(batch.parts, round);
 }
 
-// Of what comes in every step: other names have steps of their own.
+// Only of tensors that come in every step; other names count steps of their own.
 void Executor::NoteLag(const RequestState& request, std::chrono::steady_clock::duration lag) {
   if (!request.meta.recurring || request.last_rank < 0) return;
   lags_.Note(request.step, request.last_rank, std::chrono::duration<double>(lag).count());
@@ -301,7 +301,7 @@ Status Executor::ReceiveRound(Batch& batch) {
     Status status = part.exchange->Receive(batch.round, shares[i]);
     if (status.ok()) continue;
     if (status.code() == StatusCode::kInvalidArgument || !part.request) return status;
-    // Ours alone (no memory for the output): the other ranks go on.
+    // Only this rank fails (no memory for the output); the other ranks continue.
     if (part.request->first_error.ok()) part.request->first_error = status;
   }
   return Status::Ok();
@@ -362,8 +362,8 @@ void Executor::Finish(Batch& batch) {
   ReleaseWhenUnused(batch);
 }
 
-// The memory behind bytes that are sent or received belongs to the user again when the request is
-// done, so they must have left, or come. Mostly they have.
+// When a request is done, its memory belongs to the user again, so the bytes sent from it must have
+// left, and those received must have arrived. Mostly they have.
 void Executor::ReleaseWhenUnused(Batch& batch) {
   if (batch.writing > 0) return;
   if (std::shared_ptr<SendPin> pin = batch.pin.lock()) {
@@ -380,7 +380,7 @@ void Executor::OnSent(uint64_t id) {
 
 void Executor::OnDevice(const DeviceOutcome& outcome) {
   auto found = running_.find(outcome.task.batch);
-  if (found == running_.end()) return;  // has failed meanwhile
+  if (found == running_.end()) return;  // it failed meanwhile
   if (!outcome.status.ok() && outcome.status.code() != StatusCode::kInvalidArgument) {
     return wire_->Fatal(member_, outcome.status.message());
   }
@@ -412,7 +412,7 @@ void Executor::Release(Batch& batch) {
 void Executor::EndPart(BatchPart& part, const Status& status) {
   RequestState& request = *part.request;
   if (!status.ok() && request.first_error.ok()) request.first_error = status;
-  // Also of a step that has failed: the device may be at its tensors.
+  // Also after a failed step: the device may still be using its tensors.
   if (DeviceEvent event = part.exchange->device_event()) request.done = std::move(event);
   if (--request.parts_left > 0) return;
   if (request.meta.tensors.empty()) return done_(part.request);  // a barrier
@@ -474,7 +474,7 @@ std::vector<std::shared_ptr<RequestState>> Executor::Cancel(uint64_t id) {
     ++part.request->leaving;
     requests.push_back(part.request);
   }
-  // Nobody wants its bytes any more, but they may still be on their way.
+  // The bytes are not needed any more, but may still be in flight.
   batch.taken_back = true;
   Leave(batch);
   return requests;
@@ -509,7 +509,7 @@ void Executor::RetireSchedule(uint32_t schedule) {
   std::erase_if(early_, [&](const auto& entry) { return IsRetired(entry.first); });
 }
 
-// Others may have built the next schedule already.
+// Other ranks may have built the next schedule already.
 bool Executor::IsRetired(uint64_t id) const {
   return retired_schedule_.has_value() && IsOfScheduleUpTo(id, *retired_schedule_);
 }
@@ -517,7 +517,7 @@ bool Executor::IsRetired(uint64_t id) const {
 std::vector<bool> Executor::Awaited() const {
   std::vector<bool> awaited(num_members_, false);
   for (const auto& [id, batch] : running_) {
-    // Bytes that do not leave, or come, are held up by a peer, too; which one is not known here.
+    // Bytes that do not leave or arrive may be blocked by a peer, too; which one is not known here.
     const bool in_use = batch->finished && (batch->writing > 0 || !batch->pin.expired());
     if (batch->finished && !in_use) continue;
     for (int m = 0; m < num_members_; ++m) {

@@ -45,7 +45,7 @@ struct TensorTraffic {
   double captured = -1.0;
   double seconds = 0.0;
   // The part of these counters since the name last changed its kind or method: a weight is
-  // broadcast, and warms up densely, under the name of its gradient.
+  // broadcast, and warms up densely, under the same name as its gradient.
   OpKind kind = OpKind::kAllReduce;
   Method method;
   RecentTraffic recent;
@@ -59,22 +59,22 @@ class Executor {
            std::function<void(const std::shared_ptr<RequestState>&)> done);
   ~Executor();
 
-  // Begins a batch and sends its first round. `signature` is what all ranks
-  // believe the batch to be.
+  // Begins a batch and sends its first round. `signature` identifies what all ranks believe the
+  // batch to be.
   void Start(uint64_t id, uint64_t signature, std::vector<BatchPart> parts, const Group& group);
 
   void OnData(int member, const MessageHeader& header, AlignedBuffer payload);
   // `member` has left a batch and will send nothing more of it.
   void OnLeft(int member, const MessageHeader& header, AlignedBuffer payload);
   void OnSent(uint64_t id);
-  // Batches whose next bytes a device is producing. SendHeld() polls them; no thread waits.
+  // Batches whose next bytes a device is still producing. SendHeld() polls them; no thread waits.
   bool holds() const { return !held_.empty(); }
   void SendHeld();
   // A batch that devices exchange is on the device, or has failed.
   void OnDevice(const DeviceOutcome& outcome);
 
-  // Takes back a batch of which no round was received, and returns its requests. They must not end
-  // while they are `leaving`; `done` is called for those that have `ended` in the meantime.
+  // Withdraws a batch of which no round was received, and returns its requests. They must not end
+  // while `leaving`; `done` is called for those that have `ended` in the meantime.
   std::vector<std::shared_ptr<RequestState>> Cancel(uint64_t id);
   // True while some batch in flight has a part of the request.
   bool Carries(const std::shared_ptr<RequestState>& request) const;
@@ -95,7 +95,7 @@ class Executor {
   size_t num_unread() const;
   // The members that have sent such messages of a batch.
   std::set<int> EarlyMembers(uint64_t id) const;
-  // Call it once the transport is closed and no longer touches memory of requests.
+  // Call after the transport is closed and no longer touches memory of requests.
   void FailAll(const Status& why);
 
   // Members that some batch waits for.

@@ -21,15 +21,15 @@ struct Executor::Batch {
   std::vector<std::vector<Share>> shares;    // by round, by member
   std::weak_ptr<SendPin> pin;                // alive while referenced bytes are on their way
   std::vector<std::pair<int, int>> offered;  // rounds and members whose bytes have their place
-  int writing = 0;          // messages that the transport writes there, of a batch that was left
-  bool taken_back = false;  // its requests go another way
-  bool finished = false;    // waits only until nobody uses its memory
-  Status outcome;           // of a batch that has finished
-  bool held = false;        // a device is making the bytes of the round
-  std::vector<DeviceEvent> making;  // by part: what its bytes wait for
+  int writing = 0;                  // messages still being written there, of an abandoned batch
+  bool taken_back = false;          // its requests are exchanged another way
+  bool finished = false;            // waits only until its memory is unused
+  Status outcome;                   // of a batch that has finished
+  bool held = false;                // a device is making the bytes of the round
+  std::vector<DeviceEvent> making;  // by part: the event that its bytes wait for
   std::chrono::steady_clock::time_point round_started;
 
-  // Whether `from` sends `to` a message in a round. An empty first one says "I agree".
+  // Whether `from` sends a message to `to` in a round. An empty first one says "I agree".
   bool Speaks(int in_round, int from, int to) const {
     return in_round == 0 || std::any_of(parts.begin(), parts.end(), [&](const BatchPart& part) {
              return in_round < part.exchange->num_rounds() &&

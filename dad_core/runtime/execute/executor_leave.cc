@@ -1,4 +1,4 @@
-// Batches that end before their last round: a member has gone, or this rank ends.
+// Batches that end before their last round, because a member is gone or this rank ends.
 #include <utility>
 
 #include "runtime/execute/executor_batch.h"
@@ -28,14 +28,14 @@ void Executor::MemberGone(int member, const Status& why) {
   }
   for (const auto& [id, round] : stuck) {
     Batch& batch = *running_.at(id);
-    // A member that waits for the same message sees for itself that it will not come.
+    // A member that waits for the same message notices by itself that it will not come.
     LeaveAndTell(batch, why, [&batch, member, in_round = round](int m) {
       return m == member || batch.Speaks(in_round, member, m);
     });
   }
 }
 
-// Around a ring, for example, only the next member waits for the one that is gone.
+// In a ring, for example, only the next member waits for the one that is gone.
 void Executor::LeaveAndTell(Batch& batch, const Status& why,
                             const std::function<bool(int member)>& knows) {
   for (int m = 0; m < num_members_; ++m) {

@@ -30,7 +30,7 @@ class ReceiveTable {
     return memory;
   }
 
-  // False: a message is being written there, or has been; it is delivered in any case.
+  // False: a message is being or has been written there; it is delivered in any case.
   bool TakeBack(int peer, uint16_t lane, uint64_t batch, int round) {
     MutexLock lock(mutex_);
     return offers_.erase({peer, lane, batch, round}) > 0;

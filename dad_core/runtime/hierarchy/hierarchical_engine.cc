@@ -13,14 +13,14 @@
 namespace dad {
 namespace {
 
-// Decided by what ranks agree on, so that all decide alike. Rows go between all ranks: a host
-// cannot add them up.
+// Decided by what ranks agree on, so all ranks decide alike. Rows go between all ranks, because a
+// host cannot add them up.
 bool Climbs(const Request& request) {
   return request.kind == OpKind::kAllReduce && request.process_set == 0 &&
          !ExchangesRows(request.method) && request.op != ReduceOp::kAdasum;
 }
 
-// The steps of a request count as the request, as if there were none.
+// The steps of a request count as one request.
 Stats Folded(Stats stats) {
   std::map<std::string, TensorStats> by_name;
   for (TensorStats& step : stats.tensors) {
@@ -61,7 +61,7 @@ class HierarchicalEngine final : public Engine {
   std::shared_ptr<Ticket> Submit(Request request) override {
     if (request.kind == OpKind::kJoin) return Join(std::move(request));
     if (Climbs(request)) return hierarchy_->Submit(std::move(request));
-    // Where another rank's climbs, the two meet by their name (hierarchy.cc).
+    // If another rank sends it up by hosts, the two meet by their name (hierarchy.cc).
     if (request.kind == OpKind::kAllReduce && request.process_set == 0) {
       request.terms = Hierarchy::TermsOf(request);
     }
@@ -92,7 +92,7 @@ class HierarchicalEngine final : public Engine {
   Status StopTimeline() override { return engine_->StopTimeline(); }
   Status health() const override { return engine_->health(); }
 
-  // What methods keep lies with the leaders. Others have none of it, and are given none.
+  // Methods keep their state on the leaders. Other ranks have none.
   std::vector<StateTensor> ExportState(int process_set, uint32_t stream,
                                        const std::string& name) const override {
     if (process_set != 0) return engine_->ExportState(process_set, stream, name);

@@ -1,6 +1,6 @@
-// An engine whose sums over all ranks go from host to host (option hierarchical_allreduce): what
-// users see of dad/hierarchy.h. Everything else, and exact factors, goes to the engine it is made
-// of.
+// An engine whose sums over all ranks go from host to host (option hierarchical_allreduce), the
+// user-visible side of dad/hierarchy.h. Everything else, and exact factors, goes to the engine that
+// it wraps.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace dad {
 
-// Every rank calls it, with the same plan.
+// All ranks call it with the same plan.
 Result<std::unique_ptr<Engine>> MakeHierarchicalEngine(std::unique_ptr<Engine> engine,
                                                        HostPlan plan);
 

@@ -72,8 +72,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
         request_(std::move(request)),
         pieces_(std::move(pieces)) {}
 
-  // The first of its name meets those who would go between all ranks by themselves: an allgather,
-  // or exact factors. They would wait for each other for ever, in sets of their own.
+  // The first request of a name meets ranks that would send it between all ranks on their own (an
+  // allgather, or exact factors). Otherwise both sides would wait for ever, in sets of their own.
   void Start() {
     open_->Add(shared_from_this());
     if (!request_.recurring || agreed_->Has(request_.name)) return Up(nullptr);
@@ -103,7 +103,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     if (ended_) return true;
     const std::shared_ptr<Ticket> step = step_;
     lock.unlock();
-    if (step) (void)step->Done();  // it is looked at: the step should know
+    if (step) (void)step->Done();  // somebody polls it, so the step should know
     return false;
   }
 
@@ -122,7 +122,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       if (step) {
         Status status = step->Wait(
             timeout.count() < 0 ? timeout : std::max(left, std::chrono::milliseconds(1)));
-        if (!status.ok()) late = std::move(status);  // names the ranks that are awaited
+        if (!status.ok()) late = std::move(status);  // names the awaited ranks
       }
       lock.lock();
       // The first thread to be notified sets the next step.
@@ -139,7 +139,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     return status;
   }
 
-  // Counts for the steps that are still to come, too.
+  // Applies to the remaining steps, too.
   void UserWaits() override {
     std::unique_lock lock(mutex_);
     user_waits_ = true;
@@ -196,7 +196,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     return request_.op == ReduceOp::kAverage ? ReduceOp::kSum : request_.op;
   }
 
-  // The sums of the hosts, in the outputs by now. Scaling is left to this step.
+  // The outputs hold the sums of the hosts by now. Scaling is left to this step.
   void Across(const Ticket* before) {
     if (before != nullptr && IsAbsent(before, host_.front())) {
       const auto lives = [&](int rank) { return !IsAbsent(before, rank); };
@@ -215,8 +215,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       request.op = ReduceOp::kSum;
       request.postscale /= ranks;
     } else if (request_.op == ReduceOp::kAverage) {
-      // What a method keeps is then what it would keep of a job with one rank per host, and a
-      // checkpoint of the one can be taken over by the other.
+      // This way, a method keeps what it would keep in a job with one rank per host, and a
+      // checkpoint of either can be loaded by the other.
       request.prescale *= static_cast<double>(plan_.hosts.size()) / ranks;
     }
     request.keep_alive = nullptr;
@@ -231,8 +231,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     Follow(std::move(request), &Climb::Judge);
   }
 
-  // The ranks of this host did not agree, and other hosts wait for it: they are to hear of it, and
-  // do by what differs from theirs.
+  // The ranks of this host did not agree, and other hosts wait for it. They learn of it by what
+  // differs from theirs.
   void Withdraw(const Status& why) {
     why_ = why;
     if (!leads_) return WithdrawFromAll();
@@ -240,7 +240,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   }
 
   void WithdrawFromAll() {
-    // Wrong use, of which other ranks may know nothing.
+    // Misuse that other ranks may not know of.
     if (why_.code() == StatusCode::kInvalidArgument) return End(why_);
     Refuse(HostStep::kOrphans, 0, [](Climb& self) { self.End(self.why_); });
   }
@@ -259,8 +259,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     step->OnDone([self = shared_from_this(), step, then](const Status&) { then(*self); });
   }
 
-  // What hosts could not agree on is an error in all of a host, of which one rank only has seen it;
-  // and what the method found is for all to know.
+  // If hosts do not agree, that is an error on all ranks of a host, but only one of them has seen
+  // it; and what the method found is for all ranks.
   void Judge(const Ticket* across) {
     if (across != nullptr && verdict_[kFailed] == 0) {
       verdict_[kValue] = OfAllRanks(across->value());
@@ -306,7 +306,8 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     Together(speaks_ ? Part::kResult : Part::kNone);
   }
 
-  // What a rank brings to the last step: of each sum one rank does, of a maximum all may.
+  // What a rank contributes to the last step: of each sum one rank contributes, of a maximum all
+  // may.
   enum class Part { kNone, kResult, kOrphan };
 
   void Together(Part part) {
@@ -334,7 +335,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
       request.tensors.push_back(std::move(tensor));
     }
     if (!request_.method.none()) {
-      // What the method found: orphans have not heard it.
+      // Ranks with orphans have not received what the method found.
       verdict_[kValue] = part == Part::kResult ? verdict_[kValue] + 1 : 0;
       Contribution value;
       value.input.data = &verdict_[kValue];
@@ -380,7 +381,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
     return view;
   }
 
-  // Why orphans of this kind cannot come later than the others; null: they can.
+  // Why orphans of this kind cannot be added later than the others; null: they can.
   const char* NeedsLeaders(const TensorView& values, double scale) const {
     if (values.device != DeviceType::kCpu) return "sums on devices need it";
     if (request_.op == ReduceOp::kProduct) return "products need it";
@@ -396,7 +397,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
 
   void Finish(const Ticket*) { End(Status::Ok()); }
 
-  // Each step comes after the one before on the device, too.
+  // Each step follows the previous one on the device, too.
   void Follow(Request request, Next next) {
     const DeviceEvent event = event_;
     if (event != nullptr) {
@@ -410,7 +411,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
         }
       }
     }
-    // The user's tensors, and the event, as long as the step needs them.
+    // The user's tensors and the event, kept as long as the step needs them.
     using Both = std::pair<std::shared_ptr<void>, DeviceEvent>;
     request.keep_alive = std::make_shared<Both>(request_.keep_alive, event);
     const std::shared_ptr<Ticket> step = engine_.Submit(std::move(request));
@@ -473,7 +474,7 @@ class Hierarchy::Climb final : public Ticket, public std::enable_shared_from_thi
   // Of one step after the other.
   DeviceEvent event_;
   std::array<int64_t, 3> verdict_ = {0, -1, 0};
-  bool speaks_ = false;  // for all hosts that have exchanged
+  bool speaks_ = false;  // whether it speaks for all hosts that have exchanged
   Status why_;
   std::deque<AlignedBuffer> zeros_;
 };
@@ -490,7 +491,7 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
   std::unique_ptr<Hierarchy> made(new Hierarchy(engine, std::move(plan)));
   const auto everybody = static_cast<size_t>(engine.world().size);
   if (made->host_.empty()) return Status::InvalidArgument("a plan of hosts without this rank");
-  // A set of all ranks, or of this one alone, needs none.
+  // All ranks, or this one alone, need no process set of their own.
   const auto add = [&](const std::vector<int>& ranks) -> Result<int> {
     if (ranks.size() == everybody) return 0;
     Request request;
@@ -518,7 +519,7 @@ Result<std::unique_ptr<Hierarchy>> Hierarchy::Make(Engine& engine, HostPlan plan
 
 void Hierarchy::AllHaveJoined() { agreed_->Clear(); }
 
-// Steps do not show it all, and only leaders take all of them.
+// What ranks compare: the steps do not show all of it, and only leaders take part in all steps.
 std::string Hierarchy::TermsOf(const Request& request) {
   std::ostringstream terms;
   terms << Name(request.op) << ", prescale " << request.prescale << ", postscale "
@@ -533,7 +534,7 @@ bool Hierarchy::leads() const { return host_.front() == engine_.world().rank; }
 std::shared_ptr<Ticket> Hierarchy::Submit(Request request) {
   Result<std::vector<HostPiece>> pieces = HostPiecesOf(request);
   if (pieces.ok() && leader_set_ < 0) {
-    // One host: the way up is all there is.
+    // There is one host: the step up is all that is needed.
     return engine_.Submit(std::move(request));
   }
   const Status status = pieces.status();

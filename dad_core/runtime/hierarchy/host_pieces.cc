@@ -16,9 +16,9 @@ Status Wrong(const Request& request, const std::string& why) {
   return Status::InvalidArgument("\"" + request.name + "\": " + why);
 }
 
-// What a host's sum is made of where a rank has it in another form: a gradient that comes in rows,
-// one with a weight of its own, and the squares of the samples that a method looks at, which have
-// to be added up beside it.
+// The pieces of a host's sum for ranks that have it in another form: a gradient that comes in rows,
+// one with a weight of its own, and the squares of samples that a method looks at, which have to be
+// added up beside it.
 class Formed {
  public:
   Status Form(const Request& request, const LayerShape& shape, Squares squares, double scale,
@@ -100,7 +100,7 @@ Result<std::vector<HostPiece>> HostPiecesOf(Request& request) {
       if (shapes.size() != tensor.layers.size()) {
         return Wrong(request, "its method does not say what its layers are");
       }
-      // On a device the squares are those that were given.
+      // On a device, the given squares are used.
       const bool lacks_squares = squares.value() != Squares::kNone && on_host;
       if (HasRows(layer) || tensor.scale != 1.0 || lacks_squares) {
         DAD_RETURN_IF_ERROR(formed->Form(request, shapes[l], squares.value(), tensor.scale, layer));

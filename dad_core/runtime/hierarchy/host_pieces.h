@@ -1,5 +1,5 @@
-// What a request brings to the sum inside a host (hierarchy.h): gradients that come in rows are
-// formed first, since rows of different ranks cannot be added up.
+// What a request contributes to the sum inside a host (hierarchy.h). Gradients that come in rows
+// are formed first, because rows of different ranks cannot be added up.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ struct HostPiece {
   }
   TensorView input;
   TensorView output;
-  bool result;      // comes back from other hosts
-  int64_t out = 0;  // then as in × out, if this is not 0: it goes as out × in
+  bool result;      // whether it comes back from other hosts
+  int64_t out = 0;  // if not 0: it is in × out then and is sent as out × in
 };
 
 // Leaves the request's layers with nothing but a dense part, and its squares; the request holds the

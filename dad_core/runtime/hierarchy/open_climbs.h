@@ -43,7 +43,7 @@ class Hierarchy::OpenClimbs {
       if (!open.empty()) then_ = std::move(then);
     }
     if (open.empty()) return then();
-    // Nothing else will come that they could wait for.
+    // Nothing else is coming that they could wait for.
     for (const auto& climb : open) climb->UserWaits();
   }
 
@@ -53,8 +53,8 @@ class Hierarchy::OpenClimbs {
   std::function<void()> then_;
 };
 
-// Names of which all ranks know that they go from host to host. By name alone: what else differs is
-// seen inside a host, where a rank that met all others again would be waited for.
+// Names that all ranks know to go from host to host. Names only: other differences are noticed
+// inside a host, where a rank that met all others again would be waited for.
 class Hierarchy::AgreedNames {
  public:
   bool Has(const std::string& name) const {

@@ -1,5 +1,5 @@
-// The number of a batch in messages: unique within a lane, and the same on all
-// ranks because it is made of numbers that they agree on.
+// The number of a batch in messages: unique within a lane, and the same on all ranks because it is
+// derived from numbers that they agree on.
 #pragma once
 
 #include <cstdint>

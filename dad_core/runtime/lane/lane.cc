@@ -14,14 +14,14 @@
 namespace dad {
 namespace {
 
-// A line of fewer bytes per second is what steps wait for, and a ring uses it best: connections to
-// several peers share it unevenly. Faster ones leave the work of the ranks to wait for, of which a
-// ring has more, and packing as well.
+// Below this rate in bytes per second, steps wait for the line. A ring uses it best, because
+// connections to several peers share it unevenly. On faster lines steps wait for the work of the
+// ranks, and both a ring and packing need more of it.
 constexpr double kSlowLine = 50e6;
 
 }  // namespace
 
-// A longer ring has to have more to do. Two ranks are each other's only peer in any case.
+// A longer ring must have more to do. Two ranks are each other's only peer in any case.
 int64_t RingBytes(int64_t bytes_per_rank, size_t num_members) {
   const bool makes_sense = bytes_per_rank > 0 && num_members > 2 && num_members <= kMaxRingSize;
   return makes_sense ? bytes_per_rank * static_cast<int64_t>(num_members) : 0;
@@ -81,7 +81,7 @@ void Lane::Submit(std::shared_ptr<RequestState> request) {
 // By the schedule if it fits, else through negotiation.
 void Lane::Route(std::shared_ptr<RequestState> request) {
   if (const Status* why = WhyGivenUp(*request)) {
-    AskRecall({}, {});  // others may wait for it
+    AskRecall({}, {});  // other ranks may be waiting for it
     request->first_error = *why;
     return Done(request);
   }
@@ -94,7 +94,7 @@ void Lane::Route(std::shared_ptr<RequestState> request) {
 
 void Lane::SetJoined(bool joined) {
   joined_ = joined;
-  // A rank that has joined answers for tensors that it does not have: no schedule.
+  // No schedule: a rank that has joined answers for tensors that it does not have.
   if (joined && schedule_.has_value()) AskRecall({}, {});
 }
 
@@ -122,7 +122,7 @@ void Lane::Pump() {
   for (;;) {
     for (const auto& [member, why] : gone_) {
       executor_.MemberGone(member, why);
-      // What it said before it left may be all that the others need.
+      // What it said before it left may be all that the other ranks need.
       if (closed_.ok() && !HasHeard(member)) {
         Close(why);
         executor_.StartNoMore(why);
@@ -202,8 +202,9 @@ void Lane::Speak() {
 NegotiationMessage Lane::Compose() {
   NegotiationMessage message;
   message.fusion_bytes = wanted_fusion_bytes_;
-  // The join may end with this message, and nobody answers for joined ranks after that. So what was
-  // submitted by the schedule is announced first, after the recall that SetJoined has asked for.
+  // The join may end with this message, and nobody answers for joined ranks after that. So requests
+  // that were submitted by the schedule are announced first, after the recall that SetJoined has
+  // asked for.
   const bool unannounced = schedule_.has_value() && !in_flight_.empty();
   message.joined = joined_said_ = joined_ && !unannounced;
   message.joins = joins_said_ = owner_->num_joins();
@@ -262,20 +263,20 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
     FitToLine(std::any_of(messages.begin(), messages.end(),
                           [](const NegotiationMessage& m) { return m.slow_line; }));
     BuildSchedule();
-    // Others did not know it when they spoke.
+    // Other ranks did not know of it when they sent their messages.
     if (joined_) AskRecall({}, {});
   }
   Start(decision.value(), schedules);
   if (must_take_back_) TakeBack();
   if (decision.value().last_joined >= 0) {
     joined_said_ = false;
-    // In a smaller set that may be known late: this rank may have joined anew since it spoke.
+    // In a smaller set that may become known late: this rank may have joined again since it spoke.
     if (messages[static_cast<size_t>(member_)].joins == owner_->num_joins()) joined_ = false;
-    // A smaller set may be complete while others still go on: join() is of all ranks.
+    // A smaller set may be complete while other ranks are still running; join() concerns all ranks.
     if (id_ == 0) owner_->AllJoined(ranks_[static_cast<size_t>(decision.value().last_joined)]);
   }
   if (counted) {
-    // Not earlier: the messages of this round may name them by number.
+    // Not earlier: the messages of this round may refer to them by number.
     for (uint32_t id : all_stale_) {
       const CacheEntry* entry = cache_.Get(id);
       if (entry == nullptr) continue;
@@ -295,14 +296,14 @@ void Lane::Conclude(std::vector<NegotiationMessage> messages) {
   }
   if (recalled && schedule_.has_value()) TraceRecall(messages);
   if (IsOutgrown() || (recalled && schedule_.has_value())) {
-    // From here to the count nobody commits: the next message of each rank says
-    // how far it had come.
+    // From here to the count no rank commits: the next message of each rank says how many runs it
+    // had committed.
     recall_ = Recall::kCounting;
   }
 }
 
-// A ring stays, since its sums have other last bits. Packing has no such traces: the rate is of all
-// that was sent so far, so that a later one is worth more than the first step's.
+// A ring stays, because its sums have other last bits. Packing leaves no such traces. The rate is
+// that of all data sent so far, so a later rate is more reliable than that of the first step.
 void Lane::FitToLine(bool slow) {
   if (slow && options_.ring_bytes < 0 && env_.ring_bytes == 0) {
     env_.ring_bytes = RingBytes(kRingBytesPerRank, num_members());
@@ -323,7 +324,7 @@ std::vector<int> Lane::AbsentRanks(const Decision::Ready& ready) const {
   return absent;
 }
 
-// Notes which of the members that announced the tensor in this round was heard last.
+// Records which of the members that announced the tensor in this round was heard last.
 void Lane::NoteLast(const Decision::Ready& ready, RequestState& request) const {
   request.negotiated = true;
   for (int member : ready.last) {
@@ -334,7 +335,7 @@ void Lane::NoteLast(const Decision::Ready& ready, RequestState& request) const {
   }
 }
 
-// `scheduled`: what is in the schedule, which is new, comes by it.
+// `scheduled`: tensors in the new schedule use it.
 void Lane::Start(const Decision& decision, bool scheduled) {
   std::vector<FuseItem> items;
   for (size_t i = 0; i < decision.ready.size(); ++i) {
@@ -350,7 +351,7 @@ void Lane::Start(const Decision& decision, bool scheduled) {
       Route(in_flight_.at(KeyOf(meta)));
       continue;
     }
-    // Only what the same members take part in can share a batch.
+    // Only requests with the same participants can share a batch.
     uint64_t key = kHashSeed;
     for (bool absent : decision.ready[i].absent) key = HashCombine(key, absent ? 1 : 0);
     AppendFuseItems(meta, static_cast<int>(i), key, env_, items);
@@ -398,7 +399,7 @@ void Lane::Fail(const RequestKey& key, const Status& why) {
   auto found = in_flight_.find(key);
   if (found == in_flight_.end()) return;
   std::shared_ptr<RequestState> request = found->second;
-  // Nothing may speak for it any more.
+  // Nothing may answer for it any more.
   std::erase(unannounced_, request);
   if (schedule_.has_value() && schedule_->Forget(request)) AskRecall({}, {});
   request->first_error = why;
@@ -407,7 +408,7 @@ void Lane::Fail(const RequestKey& key, const Status& why) {
 
 void Lane::GiveUp(uint64_t step, const Status& why) {
   NoteGivenUp(step, why);
-  // Else the decision that is due may be to start what this rank has said to be ready.
+  // Otherwise the decision that is due may be to start what this rank has said to be ready.
   if (must_take_back_ && !spoken_) TakeBack();
 }
 
@@ -435,7 +436,7 @@ void Lane::TakeBack() {
     if (announced || std::erase(unannounced_, request) > 0) {
       Fail(request->key, why);
     } else if (!request->ended) {
-      AskRecall({}, {});  // it may be in a batch that others will not complete
+      AskRecall({}, {});  // it may be in a batch that other ranks will not complete
     }
   }
 }
@@ -449,7 +450,7 @@ const Status* Lane::WhyGivenUp(const RequestState& request) const {
 }
 
 void Lane::Done(std::shared_ptr<RequestState> request) {
-  if (request->leaving > 0) {  // the memory is not the user's yet
+  if (request->leaving > 0) {  // the memory still belongs to the batch
     request->ended = true;
     return;
   }

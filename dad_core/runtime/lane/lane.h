@@ -1,6 +1,6 @@
-// One process set: its members agree on what to do next, and do it. A state
-// machine without thread or lock: the engine's worker feeds it events and calls
-// Pump when it has no more. ARCHITECTURE.md tells the protocol.
+// One process set: its members agree on what to do next, and do it. A state machine without threads
+// or locks: the engine's worker feeds it events and calls Pump when it has no more. ARCHITECTURE.md
+// describes the protocol.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +27,7 @@
 
 namespace dad {
 
-// What happened in a lane that concerns the whole engine.
+// Events in a lane that concern the whole engine.
 class LaneOwner {
  public:
   virtual ~LaneOwner() = default;
@@ -36,13 +36,13 @@ class LaneOwner {
   virtual void ProcessSetDecided(const RequestMeta& meta,
                                  const std::shared_ptr<RequestState>& mine) = 0;
   virtual void AllJoined(int last_rank) = 0;
-  virtual uint32_t num_joins() const = 0;  // that all ranks have come to
+  virtual uint32_t num_joins() const = 0;  // the number that all ranks have reached
   // Whether this rank has requests open in lanes other than that of all ranks.
   virtual bool HasOpenInSets() const = 0;
 };
 
-// The size from which on a tensor goes around a ring of so many members, if one has
-// `bytes_per_rank` for each (Options::ring_bytes); 0: no tensor does.
+// The size from which a tensor goes around a ring of this many members, given `bytes_per_rank` for
+// each of them (Options::ring_bytes); 0: no tensor does.
 int64_t RingBytes(int64_t bytes_per_rank, size_t num_members);
 
 class Lane {
@@ -67,13 +67,13 @@ class Lane {
   // Whether the other ranks compute it on their devices, and so must this one.
   bool MustComputeOnDevice(const RequestState& request) const;
   void SetJoined(bool joined);
-  // Ends requests of this step that have not begun with `why`, and later ones as well.
+  // Ends requests of this step that have not begun, and later ones, with `why`.
   void GiveUp(uint64_t step, const Status& why);
 
   // Sends pending messages and acts on those received.
   void Pump();
 
-  // The time at which Pump wants to be called again even if nothing happens.
+  // When to call Pump again even if nothing happens.
   std::optional<Clock::time_point> NextDeadline() const;
 
   // `member` has shut down: requests that need anything further from it fail, in the next Pump and
@@ -81,7 +81,7 @@ class Lane {
   void MemberGone(int member, const Status& why);
   // All members have agreed to remove the set. It is gone when its executor is not busy.
   void Remove(const Status& why);
-  // When the transport is closed.
+  // Call when the transport is closed.
   void FailAll(const Status& why);
 
   const Status& closed() const { return closed_; }
@@ -89,7 +89,7 @@ class Lane {
   // Whether Pump has to announce that nothing delays the end of this rank's join any more.
   bool HasSettled() const { return closed_.ok() && !spoken_ && pending_said_ && !IsPending(); }
   bool busy() const { return !in_flight_.empty() || (closed_.ok() && (joined_ || spoken_)); }
-  // Messages that have arrived and were not used yet; none once all members are idle.
+  // Messages that have arrived and were not used yet; there are none once all members are idle.
   size_t num_unread() const { return executor_.num_unread() + heard_.size(); }
 
   // Members that something here waits for.
@@ -98,12 +98,12 @@ class Lane {
   struct Stalled {
     std::shared_ptr<RequestState> request;
     std::vector<int> ranks;
-    // Whether all ranks have submitted it, and what is late is a later message.
+    // Whether all ranks have submitted it and it only waits for a later message.
     bool is_ready = false;
   };
   std::vector<Stalled> StalledSince(Clock::time_point since) const;
 
-  // Adds what this lane has open.
+  // Adds this lane's open requests.
   void Describe(Snapshot& snapshot) const;
   // What other members have announced or sent and this one has not submitted.
   std::vector<Wanted> WantedHere() const;
@@ -169,19 +169,19 @@ class Lane {
   LaneOwner* const owner_;
 
   std::unordered_map<RequestKey, std::shared_ptr<RequestState>, HashOfKey> in_flight_;
-  bool under_way_ = false;  // something has been started since nothing was in flight
+  bool under_way_ = false;  // whether anything has started since nothing was in flight
   std::vector<std::shared_ptr<RequestState>> unannounced_;
   Clock::time_point oldest_unannounced_;
 
-  uint64_t sequence_ = 0;  // of the negotiation that is open
+  uint64_t sequence_ = 0;  // the negotiation that is open
   Clock::time_point last_cycle_;
-  bool spoken_ = false;  // our message with that number is out
+  bool spoken_ = false;  // whether our message with that number was sent
   struct Heard {
     NegotiationMessage message;
     Clock::time_point at;
   };
   std::map<uint64_t, std::vector<std::optional<Heard>>> heard_;
-  std::vector<Clock::time_point> heard_at_;  // by member, of the last negotiation that is over
+  std::vector<Clock::time_point> heard_at_;  // per member, for the last finished negotiation
 
   TensorCache cache_;
   Negotiator negotiator_;
@@ -189,26 +189,26 @@ class Lane {
 
   std::optional<Schedule> schedule_;
   uint32_t next_schedule_ = 0;
-  int most_times_ = 0;  // that a tensor was negotiated since there was a schedule
+  int most_times_ = 0;  // the most times that a tensor was negotiated since there was a schedule
   enum class Recall { kNo, kWanted, kCounting } recall_ = Recall::kNo;
-  std::vector<uint32_t> missing_;  // to be said with the recall
+  std::vector<uint32_t> missing_;  // announced with the recall
   std::vector<uint32_t> stale_;
-  std::vector<uint32_t> all_missing_;  // said by anyone
-  std::vector<uint32_t> all_stale_;    // said by anyone: leave the cache when the recall is over
+  std::vector<uint32_t> all_missing_;  // announced by any rank
+  std::vector<uint32_t> all_stale_;    // the same: they leave the cache after the recall
   std::unordered_map<RequestKey, int, HashOfKey> num_changes_;  // of shape
   int64_t fusion_bytes_;
   int64_t wanted_fusion_bytes_;
   int64_t num_predicted_ = 0;
   std::unique_ptr<Tuner> tuner_;  // on the first member of the global set, if asked for
 
-  std::vector<RequestKey> withdrawn_;                 // to be said
-  std::deque<std::pair<uint64_t, Status>> given_up_;  // steps, and why
+  std::vector<RequestKey> withdrawn_;                 // to be announced
+  std::deque<std::pair<uint64_t, Status>> given_up_;  // steps, and the reasons
   bool must_take_back_ = false;                       // what is left of them
 
   bool joined_ = false;
   bool joined_said_ = false;
   bool pending_said_ = false;
-  uint32_t joins_said_ = 0;     // how many were over then
+  uint32_t joins_said_ = 0;     // the number of joins that were over then
   std::map<int, Status> gone_;  // members that have shut down
   Status closed_;               // not OK: the lane takes nothing more
 };

@@ -9,17 +9,17 @@
 namespace dad {
 namespace {
 
-// A batch that has been incomplete for this long, with nothing new coming in, is
-// not going to be completed. Users who wait are noticed at once; this is for those who do not.
+// A batch that has been incomplete for this long, with nothing new arriving, will not be completed.
+// Users who wait are noticed at once; this timeout is for those who do not.
 constexpr std::chrono::milliseconds kPatience{1000};
 
-// A tensor that was negotiated twice is worth a schedule. It is built where a step begins, else the
-// batches whose first tensors have gone already would wait for them; after so many steps of which
-// no beginning was seen, anywhere.
+// A tensor that was negotiated twice is worth a schedule. The schedule is built where a step
+// begins, since otherwise batches whose first tensors have left already would wait for them, or
+// after this many steps if no rank has seen the beginning of one.
 constexpr int kWorthASchedule = 2;
 constexpr int kOverdue = 5;
 
-// A tensor whose shape has changed so often is negotiated from then on: each change costs a recall.
+// A tensor whose shape has changed this often is always negotiated: each change costs a recall.
 constexpr int kRestless = 3;
 
 }  // namespace
@@ -59,7 +59,7 @@ void Lane::BuildSchedule() {
 
   ForgetTimes();
 
-  // What waits in the negotiation and is scheduled now comes by the schedule.
+  // Requests that wait in the negotiation and are scheduled now use the schedule.
   auto scheduled = [this](const RequestKey& key) { return IsScheduled(key); };
   std::vector<std::shared_ptr<RequestState>> waiting;
   for (const auto& [key, missing] : negotiator_.Waiting()) {
@@ -80,7 +80,7 @@ void Lane::BuildSchedule() {
   for (const auto& request : waiting) Route(request);
 }
 
-// There is something new to take in. The same on all ranks.
+// Something new is to be included. The same on all ranks.
 bool Lane::IsOutgrown() const {
   return most_times_ >= kWorthASchedule && !negotiator_.any_joined() && schedule_.has_value() &&
          !schedule_->batches().empty();
@@ -99,7 +99,7 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
   if (!cache_id.has_value() || !cache_.Get(*cache_id)->scheduled) return false;
   Difference difference;
   if (Differ(cache_.Get(*cache_id)->meta, request->meta, &difference)) {
-    // The others may send what this rank will not: they have to be told.
+    // The other ranks may send what this rank will not, so they have to be told.
     AskRecall({}, {*cache_id});
     return false;
   }
@@ -114,8 +114,7 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
     }
     batch.present[*cache_id] = request;
   }
-  // Parts are counted before any batch starts: one that ends at once must not end
-  // the request.
+  // Count the parts before any batch starts: a batch that ends at once must not end the request.
   for (uint32_t index : batches) {
     const ScheduledBatch& batch = schedule_->batches()[index];
     if (batch.present.size() == batch.members.size()) {
@@ -127,7 +126,7 @@ bool Lane::TrySchedule(const std::shared_ptr<RequestState>& request) {
   return true;
 }
 
-// While others are still to come: work that is done now need not be done when all wait for it.
+// While others are still due: work that is done now need not be done when all wait for it.
 void Lane::Prepare(const ScheduledBatch& batch, uint32_t cache_id, RequestState& request) {
   for (uint32_t place : batch.parts_of.at(cache_id)) {
     const ScheduledPart& part = batch.parts[place];
@@ -153,7 +152,7 @@ void Lane::Commit(uint32_t index) {
                   std::move(parts), WholeGroup());
 }
 
-// The others take the size over when they build the next schedule.
+// The other ranks take over the size when they build the next schedule.
 void Lane::Retune(int64_t fusion_bytes) {
   wanted_fusion_bytes_ = fusion_bytes;
   AskRecall({}, {});
@@ -186,8 +185,8 @@ void Lane::LosePatience() {
   }
 }
 
-// Ranks that have this name scheduled as another collective, which this one has not submitted, may
-// mean the same tensor: they find out in the negotiation.
+// Ranks that have scheduled this name as another collective, which this rank has not submitted, may
+// mean the same tensor. The negotiation finds out.
 void Lane::RecallOtherKinds(const RequestKey& key) {
   if (!schedule_.has_value()) return;
   RequestKey other = key;
@@ -223,8 +222,8 @@ void Lane::TraceRecall(const std::vector<NegotiationMessage>& messages) const {
   wire_->timeline()->Recalled(recall, wire_->Now());
 }
 
-// Every rank has said how often it committed to each batch. What all have sent
-// runs to its end; what only some have sent is taken back and negotiated.
+// Every rank has said how often it committed to each batch. A run that all ranks have sent is
+// completed; one that only some have sent is withdrawn and negotiated.
 void Lane::FinishRecall(const std::vector<NegotiationMessage>& messages) {
   std::vector<std::shared_ptr<RequestState>> again;
   auto back = [&](const std::shared_ptr<RequestState>& request) {

@@ -33,8 +33,8 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
   for (size_t member = 0; member < messages.size(); ++member) {
     const NegotiationMessage& message = messages[member];
     for (const RequestKey& key : message.withdrawn) Withdraw(static_cast<int>(member), key);
-    // The end of a join is known by the set of all ranks: in another set a member may have heard of
-    // it, and go on, before one that spoke as joined.
+    // The set of all ranks learns the end of a join. In another set, a member may have learned it
+    // and continued before a member that spoke as joined.
     const bool joined = message.joined && message.joins == joins;
     if (joined && !joined_[member]) last_joined_ = static_cast<int>(member);
     joined_[member] = joined;
@@ -62,8 +62,8 @@ Result<Decision> Negotiator::Decide(std::span<const NegotiationMessage> messages
     entry = Erase(entry);
   }
   FailDifferentKinds(decision);
-  // What a rank had open in another set when it joined is completed with the zeros of those that
-  // have joined, who therefore must not go on before.
+  // A request that a rank had open in another set when it joined is completed with the zeros of the
+  // ranks that have joined, so these must not continue before.
   const bool pending = std::any_of(messages.begin(), messages.end(),
                                    [](const NegotiationMessage& one) { return one.pending; });
   if (!pending && std::find(joined_.begin(), joined_.end(), false) == joined_.end()) {
@@ -124,16 +124,15 @@ bool Negotiator::IsReady(const Entry& entry) const {
   return true;
 }
 
-// A tensor that all ranks have, but of no kind that all have: they mean the same tensor and will
-// wait for ever. Ranks that have two kinds of one tensor under way in the same order never come
-// here.
+// All ranks have the tensor, but in kinds that differ: they mean the same tensor and would wait for
+// ever. Ranks that have two kinds of one tensor in flight in the same order never get here.
 void Negotiator::FailDifferentKinds(Decision& decision) {
   for (const TensorKey& tensor : std::exchange(of_many_kinds_, {})) {
     const auto found = by_tensor_.find(tensor);
     if (found == by_tensor_.end() || found->second.size() < 2) continue;
     const auto entries = found->second;
-    // Ranks that plan for a tensor meet at a barrier of its name first, which has their compression
-    // for its terms. To a user that is what differs, not the barrier.
+    // Ranks that plan for a tensor first meet at a barrier of its name that compares their
+    // compression. To a user the difference is the compression, not the barrier.
     const bool plans = std::any_of(entries.begin(), entries.end(), [](const auto& entry) {
       const auto& metas = entry->metas;
       return std::any_of(metas.begin(), metas.end(), [](const auto& meta) {

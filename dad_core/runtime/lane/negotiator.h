@@ -1,6 +1,5 @@
-// What is ready on all ranks, in one agreed order. A pure function of the
-// messages so far: every rank holds the same table and comes to the same decision.
-// Worker only.
+// What is ready on all ranks, in one agreed order. A pure function of the messages so far: every
+// rank holds the same table and reaches the same decision. Worker only.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +22,7 @@ struct Decision {
   struct Ready {
     RequestMeta meta;  // first dimensions are those of the lowest rank that has it
     uint64_t phase_key = 0;
-    std::vector<bool> absent;  // members that have joined and not got it; empty: none
+    std::vector<bool> absent;  // members that have joined and do not have it; empty: none
     std::vector<int> last;     // members whose messages of this round made it ready
   };
   struct Failed {
@@ -37,20 +36,20 @@ struct Decision {
 
 class Negotiator {
  public:
-  // `members`: global ranks of the process set, for messages to people.
+  // `members`: global ranks of the process set, used in messages to users.
   // `join_strict`: only reductions and barriers may run while some rank has joined.
   Negotiator(std::vector<int> members, const TensorCache* cache, bool join_strict = false);
 
-  // One message from each member. InvalidArgument if one refers to an unknown
-  // tensor: then the ranks have lost step, which is a bug.
+  // One message from each member. InvalidArgument if one refers to an unknown tensor: then the
+  // ranks are out of step, which is a bug.
   Result<Decision> Decide(std::span<const NegotiationMessage> messages);
 
   bool any_joined() const;
 
-  // Drops waiting requests that satisfy `drop`: they are exchanged another way.
+  // Drops waiting requests that satisfy `drop`, because they are exchanged another way.
   void Drop(const std::function<bool(const RequestKey& key)>& drop);
 
-  // Requests that wait, with the global ranks they wait for.
+  // Waiting requests, with the global ranks that they wait for.
   std::vector<std::pair<RequestKey, std::vector<int>>> Waiting() const;
   // Whether a member has announced the request, which waits for others.
   bool Waits(int member, const RequestKey& key) const;
@@ -60,7 +59,7 @@ class Negotiator {
     RequestKey key;
     std::vector<std::optional<RequestMeta>> metas;  // by member
     std::vector<uint32_t> phases;
-    std::vector<uint64_t> rounds;  // in which each member announced it
+    std::vector<uint64_t> rounds;  // the rounds in which each member announced it
   };
   void Add(int member, const RequestMeta& meta, uint32_t phase);
   void Withdraw(int member, const RequestKey& key);
@@ -77,7 +76,7 @@ class Negotiator {
   std::vector<bool> joined_;
   int last_joined_ = -1;
   std::list<Entry> table_;  // in the order in which names were first seen
-  // Of one tensor: mostly one, of one kind.
+  // The requests of one tensor: usually one, of one kind.
   std::unordered_map<TensorKey, std::vector<std::list<Entry>::iterator>, HashOfKey> by_tensor_;
   std::set<TensorKey> of_many_kinds_;  // tensors that have, or had, several
 };

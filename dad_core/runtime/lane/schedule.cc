@@ -41,7 +41,7 @@ bool GoesOnDevice(const RequestMeta& meta, const ExchangeEnv& env) {
   switch (meta.kind) {
     case OpKind::kBroadcast:
     case OpKind::kAllGather:
-    case OpKind::kAllToAll: return true;  // bytes, whatever they mean
+    case OpKind::kAllToAll: return true;  // bytes, whatever their meaning
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter: break;
     default: return false;
@@ -75,7 +75,7 @@ void AppendFuseItems(const RequestMeta& meta, int request, uint64_t key, const E
     const TensorMeta& tensor = meta.tensors[i];
     TensorSpec spec = SpecOf(meta, i, {});
     spec.on_device = on_device;
-    // Nor with those that a device has to compute first.
+    // Nor with tensors that a device has to compute first.
     if (ComputesOnDevice(spec, env)) key = HashCombine(key, uint64_t{2});
     FuseItem item{request,
                   static_cast<int>(i),
@@ -123,7 +123,7 @@ Result<Schedule> Schedule::Build(uint32_t id, TensorCache& cache, int64_t fusion
   Schedule schedule;
   schedule.id_ = id;
   std::vector<FusedBatch> fused = Fuse(items, fusion_bytes);
-  if (fused.size() > kMaxBatchesPerSchedule) return schedule;  // too much to foresee
+  if (fused.size() > kMaxBatchesPerSchedule) return schedule;  // too much to predict
   for (const FusedBatch& batch : fused) {
     const auto index = static_cast<uint32_t>(schedule.batches_.size());
     ScheduledBatch& scheduled = schedule.batches_.emplace_back();

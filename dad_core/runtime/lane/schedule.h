@@ -1,5 +1,5 @@
-// The batches that are expected to come again, so that they need no negotiation:
-// built from the tensor cache by the same rule on every rank. Worker only.
+// Batches that are expected to come again, so that they need no negotiation. Every rank builds them
+// from the tensor cache by the same rule. Worker only.
 #pragma once
 
 #include <cstdint>
@@ -41,10 +41,10 @@ class Schedule {
   uint32_t id() const { return id_; }
   std::vector<ScheduledBatch>& batches() { return batches_; }
   const std::vector<ScheduledBatch>& batches() const { return batches_; }
-  // Batches for whose next run some requests are here, but not all.
+  // Batches of which some requests for the next run have arrived, but not all.
   std::set<uint32_t>& incomplete() { return incomplete_; }
   const std::set<uint32_t>& incomplete() const { return incomplete_; }
-  // Removes a request from the runs that wait for others; returns whether it was there.
+  // Removes a request from the runs that wait for other requests; returns whether it was there.
   bool Forget(const std::shared_ptr<RequestState>& request);
   // Numbers of the batches that carry the tensor; empty if it is not scheduled.
   std::span<const uint32_t> BatchesOf(uint32_t cache_id) const;
@@ -56,7 +56,7 @@ class Schedule {
   std::unordered_map<uint32_t, std::vector<uint32_t>> batches_of_;
 };
 
-// What an exchange needs to know of tensor `index` of a request, and the hash of it.
+// The information that an exchange needs about tensor `index` of a request, and its hash.
 TensorSpec SpecOf(const RequestMeta& meta, size_t index, std::span<const int> group_ranks);
 uint64_t HashPart(uint64_t hash, const RequestMeta& meta, int tensor, Slice slice);
 

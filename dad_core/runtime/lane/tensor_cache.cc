@@ -50,8 +50,8 @@ std::optional<uint32_t> TensorCache::FreeSlot() {
     entries_.emplace_back();
     return static_cast<uint32_t>(entries_.size() - 1);
   }
-  // Names that never come again (running numbers of unnamed calls) must not
-  // crowd out the others: the oldest that is in no schedule goes.
+  // Names that never come again (running numbers of unnamed calls) must not displace the others:
+  // the oldest name that is in no schedule is removed.
   std::optional<uint32_t> oldest;
   for (uint32_t id = 0; id < entries_.size(); ++id) {
     if (!entries_[id].used) return id;

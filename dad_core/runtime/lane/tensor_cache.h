@@ -1,5 +1,5 @@
-// The tensors that all ranks know by number. Every rank makes the same changes in
-// the same order, so numbers agree without being sent. Worker only.
+// The tensors that all ranks know by number. Every rank makes the same changes in the same order,
+// so numbers agree without being sent. Worker only.
 #pragma once
 
 #include <cstdint>
@@ -14,10 +14,10 @@ namespace dad {
 struct CacheEntry {
   RequestMeta meta;
   uint64_t phase_key = 0;  // entries with equal keys were in flight together on every rank
-  uint64_t order = 0;      // when it was first agreed on
-  // How often it was agreed on since the last schedule ended.
+  uint64_t order = 0;      // the order in which it was first agreed on
+  // How often it was agreed on since the end of the last schedule.
   int times = 0;
-  // How often in a row it has held up its batch. The first time may be an accident.
+  // How often in a row it has delayed its batch. The first time may be an accident.
   int strikes = 0;
   bool scheduled = false;
   bool used = false;
@@ -34,7 +34,7 @@ class TensorCache {
   const CacheEntry* Get(uint32_t id) const;
   CacheEntry* Get(uint32_t id);
 
-  // Notes that the tensor was agreed on. How often it was, as it is now, since there was a
+  // Records that the tensor was agreed on. Returns how often that has happened since there was a
   // schedule.
   int Note(const RequestMeta& meta, uint64_t phase_key);
   void Remove(const RequestKey& key);

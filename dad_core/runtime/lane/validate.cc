@@ -63,7 +63,7 @@ Status CheckProcessSet(const Request& request, int world_size) {
   return Status::Ok();
 }
 
-// What an exchange relies on, so that it cannot fail once the ranks have agreed.
+// The conditions that an exchange relies on, so that it cannot fail once the ranks have agreed.
 Status CheckLayer(const Request& request, const LayerShape& shape, const LayerInput& layer) {
   auto has_shape = [](const TensorView& view, int64_t rows, int64_t cols) {
     return view.shape.size() == 2 && view.shape[0] == rows && view.shape[1] == cols &&
@@ -91,7 +91,7 @@ Status CheckLayer(const Request& request, const LayerShape& shape, const LayerIn
                                 std::to_string(rows) + " x " + std::to_string(shape.in));
     }
     const auto* index = static_cast<const int64_t*>(segment.index.data);
-    if (segment.index.device != DeviceType::kCpu) continue;  // looked at when it is on the host
+    if (segment.index.device != DeviceType::kCpu) continue;  // checked when it is on the host
     if (std::any_of(index, index + rows, [&](int64_t i) { return i < 0 || i >= shape.out; })) {
       return Wrong(request,
                    "an index lies outside of the tensor's " + std::to_string(shape.out) + " rows");
@@ -128,8 +128,8 @@ Status CheckDevices(const Request& request) {
   return status;
 }
 
-// The methods that an exchange has been made for. Every step asks again, and making an exchange
-// takes longer than all the other checks.
+// The methods for which an exchange has been made. Every step asks again, and making an exchange
+// takes longer than all other checks.
 class AcceptedMethods {
  public:
   bool Contains(const std::string& key) {
@@ -142,7 +142,7 @@ class AcceptedMethods {
     if (keys_.size() >= kMost) keys_.clear();
     keys_.insert(key);
   }
-  // Everything that the answer depends on.
+  // Everything that the result depends on.
   static std::string KeyOf(const Request& request) {
     std::string key = request.method.text();
     const TensorView& input = request.tensors[0].input;

@@ -1,5 +1,5 @@
-// What a lane needs from the world outside: a way to its members, a clock, and the
-// timeline. The engine implements it; tests use a fake (tests/cpp/unit/lane_fixture.h).
+// The lane's connection to the outside: a way to its members, a clock, and the timeline. The engine
+// implements it; tests use a fake (tests/cpp/unit/lane_fixture.h).
 #pragma once
 
 #include <atomic>
@@ -46,7 +46,7 @@ class WireOut {
                     std::shared_ptr<void> keep) = 0;
   // Lets the transport write a message straight to `memory`.
   virtual void OfferMemory(int member, uint64_t batch, int round, std::span<std::byte> memory) = 0;
-  // Takes an offer back. False: its message is being written, and will come.
+  // Withdraws an offer. False: its message is being written, and will arrive.
   virtual bool TakeBackMemory(int member, uint64_t batch, int round) = 0;
   virtual std::shared_ptr<SendPin> MakePin(uint64_t batch) = 0;
   // The ranks agree on a batch that devices exchange; OnDevice reports the outcome.
@@ -54,7 +54,7 @@ class WireOut {
   // The ranks are out of step, or a peer sent an invalid message: the engine ends.
   virtual void Fatal(int member, const std::string& why) = 0;
   virtual Timeline* timeline() = 0;
-  // The time for all decisions of the lane and for the times that it reports.
+  // The time on which all decisions of the lane and all times that it reports are based.
   virtual std::chrono::steady_clock::time_point Now() const = 0;
   // Bytes per second; 0: not known.
   virtual double LineRate() const = 0;

@@ -7,7 +7,7 @@
 namespace dad {
 namespace {
 
-// One question of each rank, and a few of people, may be open at a time.
+// One question of each rank, and a few of users, may be open at a time.
 constexpr size_t kMostAsked = 1024;
 
 constexpr const char* kNoPosition =
@@ -31,7 +31,7 @@ void Inquiry::Ask(const std::vector<int>& ranks, Done done, Clock::time_point no
     here = here || rank == rank_;
     if (rank != rank_) owner_->SendTo(rank, MessageKind::kAsk, number, {});
   }
-  if (here) OnAsk(rank_, number, now);  // which may finish it
+  if (here) OnAsk(rank_, number, now);  // this may finish it
   FinishIfComplete(number);
 }
 
@@ -40,9 +40,9 @@ void Inquiry::OnAsk(int peer, uint64_t number, Clock::time_point now) {
   const bool is_first = asked_.empty();
   asked_.emplace_back(peer, number);
   if (!HasProgramReader()) return Position({});
-  if (!is_first) return;  // the program is being asked
+  if (!is_first) return;  // the program is being asked already
   program_deadline_ = now + kProgramPatience;
-  // Only the worker that this belongs to takes from its inbox.
+  // Only this worker takes from its inbox.
   AskProgramPosition([inbox = inbox_, this](const ProgramPosition& position) {
     inbox->Post(CallEvent{[this, position] { Position(position); }});
   });
@@ -65,7 +65,7 @@ void Inquiry::Position(const ProgramPosition& position) {
 
 void Inquiry::OnState(int peer, uint64_t number, std::span<const std::byte> payload) {
   const auto question = questions_.find(number);
-  if (question == questions_.end()) return;  // too late
+  if (question == questions_.end()) return;  // the answer came too late
   const auto answer = question->second.answers.find(peer);
   Result<Snapshot> snapshot = DecodeSnapshot(payload);
   if (answer == question->second.answers.end() || !snapshot.ok()) return;

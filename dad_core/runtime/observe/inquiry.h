@@ -1,4 +1,4 @@
-// Asks ranks what they are doing, and answers ranks that ask. Workers do both, so it works while
+// Asks ranks what they are doing, and answers ranks that ask. Workers do both, so it works even if
 // the threads of a program are stuck. Worker only.
 #pragma once
 
@@ -23,19 +23,20 @@ namespace dad {
 class Inquiry {
  public:
   using Clock = std::chrono::steady_clock;
-  // The answers that came in time, in the order of their ranks.
+  // The answers that arrived in time, ordered by rank.
   using Done = std::function<void(std::vector<Snapshot>)>;
 
-  // How long the program may take to say where it is; a call that holds Python's lock takes longer.
+  // How long the program may take to say where it is. A call that holds Python's lock may take
+  // longer.
   static constexpr std::chrono::milliseconds kProgramPatience{2000};
   // How long the answers of other ranks may take.
   static constexpr std::chrono::milliseconds kPatience{4000};
 
-  // What an inquiry needs of its rank.
+  // What an inquiry needs from its rank.
   class Owner {
    public:
     virtual ~Owner() = default;
-    // All but the position of the program.
+    // Everything but the position of the program.
     virtual Snapshot Look() = 0;
     virtual bool CanAsk(int rank) const = 0;
     virtual void SendTo(int rank, MessageKind kind, uint64_t number,
@@ -44,8 +45,8 @@ class Inquiry {
 
   Inquiry(int rank, std::shared_ptr<Inbox> inbox, Owner* owner);
 
-  // Asks these ranks, of which this one may be one. `done` is called once, with the answers so far
-  // when the time is over. It is dropped if the worker ends before.
+  // Asks these ranks, which may include this one. `done` is called once, at the latest when
+  // the time is over, with the answers so far. It is dropped if the worker ends before.
   void Ask(const std::vector<int>& ranks, Done done, Clock::time_point now);
 
   void OnAsk(int peer, uint64_t number, Clock::time_point now);
@@ -68,7 +69,7 @@ class Inquiry {
   Owner* const owner_;
   uint64_t last_number_ = 0;
   std::map<uint64_t, Question> questions_;
-  std::vector<std::pair<int, uint64_t>> asked_;  // who waits for our answer
+  std::vector<std::pair<int, uint64_t>> asked_;  // the ranks that wait for our answer
   Clock::time_point program_deadline_;
 };
 

@@ -13,10 +13,10 @@ class LagLog {
  public:
   static constexpr int64_t kSteps = 100;
 
-  // In this step (from 1 on) of some tensor, `rank` was ready so long after the first one. The
-  // largest of a step counts.
+  // In this step (from 1 on) of a tensor, `rank` was ready this much later than the first. The
+  // largest value of a step counts.
   void Note(int64_t step, int rank, double seconds);
-  // The rank that has held up the last kSteps steps for the longest time in all.
+  // The rank that has delayed the last kSteps steps for the longest time in total.
   SlowestRank Slowest() const;
 
  private:

@@ -19,8 +19,8 @@ struct Questions {
   bool has_reader GUARDED_BY(mutex) = false;
 };
 
-// Never destroyed: the reader waits until the process ends. A forked child has none of its parent's
-// threads, and one of them may have held the lock.
+// Never destroyed, because the reader waits until the process ends. A forked child has none of its
+// parent's threads, and one of them may have held the lock.
 Questions* g_questions = nullptr;
 
 Questions& All() {

@@ -55,7 +55,7 @@ bool WaitsForOneOf(const Snapshot& snapshot, const std::vector<int>& others) {
       });
 }
 
-// One entry for each of the ranks; ranks that do the same share theirs.
+// One entry per rank; ranks that do the same share theirs.
 struct Entry {
   std::vector<int> ranks;
   std::string what;
@@ -139,7 +139,7 @@ std::optional<std::string> StallWatch::Check(const Lane& lane, Clock::time_point
   return std::nullopt;
 }
 
-// Of the ranks that are missing, and of this one for comparison.
+// The missing ranks, and this one for comparison.
 void StallWatch::Question(const Requests& requests, const std::vector<int>& missing, bool warns,
                           Clock::time_point now) {
   const auto oldest =

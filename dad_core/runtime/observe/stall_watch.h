@@ -1,5 +1,5 @@
-// Names the tensors that some ranks have submitted and others have not, and says what those ranks
-// do instead. Worker only.
+// Names the tensors that some ranks have submitted and others have not, and reports what those
+// ranks are doing instead. Worker only.
 #pragma once
 
 #include <chrono>
@@ -19,15 +19,15 @@ class StallWatch {
   // Asks ranks what they do (Inquiry::Ask).
   using Ask = std::function<void(const std::vector<int>& ranks, Inquiry::Done done)>;
 
-  // `rank`: of this process.
+  // `rank`: the rank of this process.
   StallWatch(int rank, const Options& options, Ask ask);
 
   bool enabled() const { return enabled_; }
   std::chrono::milliseconds interval() const { return interval_; }
 
-  // Warns once per request, when the ranks that lack it have answered; requests that wait for the
-  // same ranks share a warning, and of the ranks that wait for the same ones, the lowest gives it.
-  // Returns the reason to give up when one has waited too long.
+  // Warns once per request, when the ranks that lack it have answered. Requests that wait for the
+  // same ranks share a warning, and among the ranks that wait for the same ones, the lowest gives
+  // it. Returns the reason to give up when a request has waited too long.
   std::optional<std::string> Check(const Lane& lane, Clock::time_point now);
 
  private:

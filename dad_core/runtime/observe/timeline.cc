@@ -37,11 +37,11 @@ std::string Escaped(const std::string& text) {
   return out;
 }
 
-// Tracks of different ranks must not meet when their files are joined.
+// Tracks of different ranks must not overlap when their files are joined.
 constexpr int kTracksPerRank = 1000000;
 
-// Events are written together, when there are so many or the first is so old. Short, because
-// scripts for Horovod read the file 100 ms after a collective.
+// Events are written together, when there are this many or the first is this old. The time is short
+// because scripts for Horovod read the file 100 ms after a collective.
 constexpr size_t kFlushBytes = 64 << 10;
 constexpr std::chrono::milliseconds kFlushAfter{20};
 
@@ -60,7 +60,7 @@ std::string Format(const char* format, Values... values) {
   return text;
 }
 
-// Which step of the tensor it is, and for whom it waited, where that is known yet.
+// The step of the tensor, and the rank that it waited for, if known yet.
 std::string Args(const RequestState& request) {
   std::string args = "\"step\":" + std::to_string(request.step);
   if (request.last_rank >= 0) args += ",\"last_rank\":" + std::to_string(request.last_rank);
@@ -210,8 +210,8 @@ void Timeline::Append(const std::string& event) {
   if (pending_.size() >= kFlushBytes) Flush();
 }
 
-// What goes out together ends with the bracket that closes the array, and begins where the one
-// before it is: whatever ends this process, the file can be read.
+// Each write ends with the bracket that closes the array, and begins where the previous bracket is:
+// whatever ends this process, the file can be read.
 void Timeline::Flush() {
   const size_t events = pending_.size();
   pending_ += "\n]\n";

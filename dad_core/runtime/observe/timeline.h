@@ -1,8 +1,8 @@
-// A Chrome trace of what happens to each tensor: chrome://tracing or Perfetto open it. One file per
-// rank, valid JSON at any time. Events are in the file soon after they happen, also when none
-// follows, so that a rank that is killed leaves all but its last moments. A tensor's track has the
-// name that Horovod gives it ("allreduce.x"), and dad's ("x") in the argument "tensor". Thread-safe
-// to start and stop; everything else is for the worker.
+// A Chrome trace of what happens to each tensor; chrome://tracing or Perfetto opens it. One file
+// per rank, valid JSON at any time. Events are in the file soon after they happen, even if no other
+// event follows, so a rank that is killed leaves all but its last moments. A tensor's track has
+// Horovod's name for it ("allreduce.x"), and dad's ("x") in the argument "tensor". start and stop
+// are thread-safe; the rest is for the worker.
 #pragma once
 
 #include <atomic>
@@ -38,7 +38,7 @@ class Timeline {
   // NEGOTIATE_ALLREDUCE: from the submit until its data starts to move. WAIT_FOR_BATCH where it
   // went by the schedule: until the other tensors of its batch were there.
   void Started(const RequestState& request);
-  // ROUND_<n> of everything in a batch: when the message of each rank came, and whose was last.
+  // ROUND_<n> of all tensors of a batch: when the message of each rank arrived, and whose was last.
   struct BatchRound {
     uint64_t batch;
     int round;
@@ -48,7 +48,7 @@ class Timeline {
     std::vector<std::pair<int, Clock::time_point>> arrived;  // by rank
   };
   void Round(const std::vector<BatchPart>& parts, const BatchRound& round);
-  // RECALL, an instant on the trace of the whole rank: who asked for it, and for which tensors.
+  // RECALL, an instant on the trace of the whole rank: who requested it, and for which tensors.
   struct Recall {
     uint32_t schedule = 0;
     std::vector<int> ranks;
@@ -61,7 +61,7 @@ class Timeline {
   // An instant on the trace of the whole rank.
   void Cycle();
 
-  // When FlushIfDue should be called next; none: everything is in the file.
+  // When to call FlushIfDue next; none: everything is in the file.
   std::optional<Clock::time_point> NextFlush();
   void FlushIfDue(Clock::time_point now);
 

@@ -1,6 +1,6 @@
-// Finds the fusion size with the shortest step by trying a few, one after the
-// other, for some steps each. Runs on the first rank of the global process set; the
-// others follow its word in the next negotiation. Takes times, reads no clock.
+// Finds the fusion size with the shortest step by trying a few, one after the other, for some steps
+// each. Runs on the first rank of the global process set; the others learn the result in the next
+// negotiation. Takes times, reads no clock.
 #pragma once
 
 #include <chrono>
@@ -16,14 +16,14 @@ class Tuner {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // What is tried: the given size first, then the table in the .cc. Notes go to
-  // `log_path` as CSV, if it is not empty.
+  // Tries the given size first, then the table in the .cc. Writes notes to `log_path` as CSV, if it
+  // is not empty.
   Tuner(int64_t fusion_bytes, const std::string& log_path);
   ~Tuner();
   Tuner(const Tuner&) = delete;
   Tuner& operator=(const Tuner&) = delete;
 
-  // A step has begun. The size to use from now on, when that is to change.
+  // A step has begun. Returns the size to use from now on, if that is to change.
   std::optional<int64_t> StepBegins(Clock::time_point now);
 
   bool done() const { return current_ >= candidates_.size(); }

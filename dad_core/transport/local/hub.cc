@@ -14,7 +14,7 @@ void Hub::Attach(int rank, Inbox* inbox) {
 
 void Hub::Detach(int rank) {
   std::lock_guard<std::mutex> lock(mutex_);
-  ranks_[rank].inbox = nullptr;  // first: the end of this rank itself is not a loss
+  ranks_[rank].inbox = nullptr;  // first: this rank's own end is not a loss
   KillLocked(rank);
 }
 
@@ -59,7 +59,7 @@ void Hub::KillLocked(int rank) {
   if (!std::exchange(ranks_[rank].alive, false)) return;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank || !ranks_[peer].alive) continue;
-    // A silent rank dies silently: nothing of it comes through.
+    // A silent rank dies silently: none of its messages arrive.
     if (!ranks_[rank].silent) {
       PutLocked(peer, {DueLocked(rank, peer), next_order_++, rank, true, {}, {}});
     }

@@ -17,14 +17,14 @@ using Clock = std::chrono::steady_clock;
 
 struct Parcel {
   Clock::time_point due;
-  uint64_t order;  // of two that are due together the first sent goes first
+  uint64_t order;  // of two that are due at the same time, the first sent is delivered first
   int from;
-  bool lost = false;  // no message but the end of `from`
+  bool lost = false;  // not a message, but the end of `from`
   MessageHeader header;
   AlignedBuffer payload;
 };
 
-// Where a rank's parcels are dropped.
+// Where parcels for a rank are delivered.
 class Inbox {
  public:
   virtual ~Inbox() = default;
@@ -37,12 +37,12 @@ class Hub {
 
   int size() const { return size_; }
 
-  // What came for the rank before it attached is put at once.
+  // Delivers at once what arrived for the rank before it attached.
   void Attach(int rank, Inbox* inbox);
   // The rank ends: its peers are notified, and `inbox` is not used any more.
   void Detach(int rank);
 
-  // False if the message was not taken because the sender is dead.
+  // Returns false if the message was dropped because the sender is dead.
   bool Send(int from, int to, const MessageHeader& header, AlignedBuffer payload);
 
   void SetDelay(std::chrono::microseconds delay);

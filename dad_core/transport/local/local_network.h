@@ -1,6 +1,6 @@
-// Ranks as threads of one process, joined by queues: the test double of a
-// transport, and the real one of a world of size 1. Can delay, reorder, silence, kill
-// and fail on demand, at run time, from any thread.
+// Ranks as threads of one process, connected by queues: the test double of a transport, and the
+// real one of a world of size 1. Can delay, reorder, silence, kill and fail on demand, at run time,
+// from any thread.
 #pragma once
 
 #include <chrono>
@@ -26,20 +26,20 @@ class LocalNetwork {
   // Every message sent from now on arrives this much later.
   void SetDelay(std::chrono::microseconds delay);
 
-  // What the ranks take for the rate of their line; nothing gets slower by it.
+  // The line rate that the ranks are told; messages do not become slower by it.
   void SetLineRate(double bytes_per_second);
 
   // Adds up to `jitter` to the delay, drawn for each message from `seed`. Messages
   // of different peers overtake each other; those of one peer do not.
   void SetJitter(std::chrono::microseconds jitter, uint64_t seed);
 
-  // Whatever the rank sends vanishes, as if its cable were cut.
+  // Everything that the rank sends disappears, as if its cable were cut.
   void Silence(int rank);
 
   // Breaks all connections of the rank; both sides notice.
   void Kill(int rank);
 
-  // `messages` more leave the rank; the attempt to send the next one kills it.
+  // The rank sends `messages` more; the attempt to send the next one kills it.
   void KillAfterSends(int rank, int64_t messages);
 
  private:

@@ -43,7 +43,7 @@ void LocalTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
                           std::shared_ptr<void> keep) {
   header.payload_bytes = payload.size();
   if (!hub_->Send(rank(), peer, header, Flatten(payload))) return;
-  keep.reset();  // the copy is all that travels
+  keep.reset();  // only the copy travels
   bytes_sent_ += WireBytes(header);
   ++messages_sent_;
 }

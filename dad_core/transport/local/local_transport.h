@@ -1,4 +1,4 @@
-// One rank of a LocalNetwork. Its thread hands out what is due.
+// One rank of a LocalNetwork. Its thread delivers what is due.
 #pragma once
 
 #include <atomic>

@@ -1,6 +1,6 @@
-// How the control connection tells of a message. Its header keeps all its fields; two
-// bits of the kind are ours. A payload that comes by MPI is announced by its tag and the
-// lengths of its parts, each of which is one MPI message.
+// How the control connection announces a message. Its header keeps all its fields; two bits of the
+// kind are ours. A payload that comes by MPI is announced by its tag and the lengths of its parts,
+// each of which is one MPI message.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@ namespace dad::mpi_transport {
 // MPI gains.
 inline constexpr size_t kSmallestByMpi = 64 * 1024;
 
-// On every message: hides its kind from the control transport, which would keep
+// On every message: hides its kind from the control transport, which would otherwise keep
 // collectives and goodbyes for itself.
 inline constexpr uint8_t kCarriedBit = 0x40;
 inline constexpr uint8_t kByMpiBit = 0x80;

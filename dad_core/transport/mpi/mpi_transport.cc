@@ -9,7 +9,7 @@
 namespace dad::mpi_transport {
 namespace {
 
-// For what a peer had handed to MPI before its connection ended.
+// For messages that a peer had handed to MPI before its connection ended.
 constexpr std::chrono::seconds kLostGrace{2};
 
 }  // namespace
@@ -27,7 +27,7 @@ Result<std::unique_ptr<Transport>> MpiTransport::Connect(const World& world, con
         std::to_string(mpi.value()->rank()) + " of " + std::to_string(mpi.value()->size()) +
         " for MPI; launch with mpirun for the mpi transport");
   }
-  // A rank that has failed above is named here, by the connection that it closes.
+  // A failed rank is named by the connection that it closes.
   DAD_RETURN_IF_ERROR(control->Barrier(timeout));
   Result<MPI_Comm> communicator = mpi.value()->Communicator(deadline);
   if (!communicator.ok()) return communicator.status();
@@ -76,8 +76,8 @@ void MpiTransport::Send(int peer, MessageHeader header, GatherBuffer payload,
   progress_.Start(std::move(transfer));
 }
 
-// What goes over the control connection first: news of an abort must not wait for a
-// payload that nobody takes.
+// Flushes the control connection first: news of an abort must not wait for a payload that nobody
+// takes.
 Status MpiTransport::Flush(Millis timeout) {
   const auto deadline = Clock::now() + timeout;
   DAD_RETURN_IF_ERROR(control_->Flush(timeout));
@@ -100,7 +100,7 @@ void MpiTransport::Close() {
 }
 
 std::byte* MpiTransport::Reserve(int peer, const MessageHeader& header) {
-  // One that has to wait for others waits in a buffer of its own.
+  // Payloads that have to wait for others are kept in a buffer of their own.
   if (ComesByMpi(header) || !inboxes_[peer].idle()) return nullptr;
   return ReserveFor(peer, Unmarked(header));
 }
@@ -110,7 +110,7 @@ void MpiTransport::Deliver(int peer, const MessageHeader& header, AlignedBuffer 
   if (ComesByMpi(header)) {
     Receive(peer, Unmarked(header), payload.span());
   } else if (kind == MessageKind::kPing || kind == MessageKind::kPong) {
-    // Not in line behind a payload that MPI may take long to move: a slow peer is not a dead one.
+    // Not queued behind a payload that MPI may take long to move: a slow peer is not a dead one.
     DeliverMessage(peer, Unmarked(header), std::move(payload));
   } else {
     inboxes_[peer].Add(Unmarked(header), std::move(payload));
@@ -153,7 +153,7 @@ void MpiTransport::OnMessage(int peer, const MessageHeader& header, AlignedBuffe
 
 void MpiTransport::OnEnd(int peer, const Status& why) { ReportLost(peer, why); }
 
-// The culprit first: it is the one that will be blamed.
+// The culprit first, because it is the one to blame.
 void MpiTransport::OnBroken(int culprit, const Status& why) {
   inboxes_[culprit].Break(why);
   for (OrderedInbox& inbox : inboxes_) {

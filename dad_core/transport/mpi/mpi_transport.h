@@ -1,6 +1,6 @@
-// Moves large payloads by MPI; everything else goes over a control transport that is
-// connected already. So a dead peer is noticed, which MPI cannot do, and a message
-// needs no posted receive: its header comes over the control connection and asks for one.
+// Moves large payloads by MPI; everything else goes over a control transport that is connected
+// already. So a dead peer is noticed, which MPI cannot do, and a message needs no posted receive,
+// because its header arrives over the control connection and requests one.
 #pragma once
 
 #include <deque>

@@ -18,7 +18,7 @@ MpiWorld& Instance() {
   return *world;
 }
 
-// How many ranks the launcher says it has started; 0 if it says nothing, or no number.
+// The number of ranks that the launcher says it has started; 0 if it says nothing, or no number.
 int LaunchedRanks() {
   for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     if (const char* value = std::getenv(name)) {
@@ -60,7 +60,7 @@ Status MpiWorld::Start() {
   if (finished != 0) return Status::Unavailable("MPI has been finalised in this process");
 
   int level = MPI_THREAD_SINGLE;
-  // Our calls never overlap; but those of somebody else in this process may overlap ours.
+  // Our calls never overlap, but calls of other code in this process may overlap ours.
   int needed = MPI_THREAD_SERIALIZED;
   if (running != 0) {
     needed = MPI_THREAD_MULTIPLE;
@@ -105,7 +105,7 @@ Result<MPI_Comm> MpiWorld::Communicator(std::chrono::steady_clock::time_point de
     }
     std::this_thread::sleep_for(kPause);
   }
-  // An error is to be reported, not to end the process.
+  // An error is reported; it does not end the process.
   MPI_Comm_set_errhandler(made, MPI_ERRORS_RETURN);
   communicator_ = made;
   return communicator_;

@@ -1,5 +1,4 @@
-// The MPI of this process: started once, shared by all transports that come and go,
-// ended when the process ends.
+// The MPI of this process: started once, shared by all transports, ended when the process ends.
 #pragma once
 
 #include <mpi.h>
@@ -13,7 +12,7 @@
 
 namespace dad::mpi_transport {
 
-// OK, or the call and what MPI says about it.
+// OK, or the call and MPI's message about it.
 Status CheckMpi(int code, const char* call);
 
 class MpiWorld {
@@ -25,15 +24,15 @@ class MpiWorld {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // One of our own, so that nobody else's messages meet ours. All ranks make it
-  // together at the first call; it lives as long as MPI does.
+  // A communicator of our own, so that no other messages match ours. All ranks create it together
+  // at the first call; it lives as long as MPI does.
   Result<MPI_Comm> Communicator(std::chrono::steady_clock::time_point deadline);
 
-  // Tells a message to a peer from the others that are under way to it.
+  // Distinguishes a message to a peer from the others that are in flight to it.
   int NextTag() { return static_cast<int>(next_tag_++ % num_tags_); }
 
-  // A transfer was given up that MPI still knows. MPI must not be called from now on,
-  // not even to end it: it would touch memory that is gone, or wait for the dead.
+  // A transfer was given up that MPI still knows. MPI must not be called from now on, not even to
+  // end it: it would touch memory that is freed, or wait for dead ranks.
   void Abandon() { abandoned_ = true; }
 
   // While there is a user, the end of the process does not end MPI.

@@ -5,7 +5,7 @@
 namespace dad::mpi_transport {
 namespace {
 
-// That a peer lives or has given up is worth knowing while a large payload is stuck.
+// Whether a peer lives or has given up is worth knowing while a large payload is stuck.
 bool Overtakes(MessageKind kind) {
   switch (kind) {
     case MessageKind::kPing:
@@ -63,7 +63,7 @@ void OrderedInbox::ForgetLocked() {
 
 void OrderedInbox::Break(const Status& why) {
   std::unique_lock<std::mutex> lock(mutex_);
-  if (!end_.ok() && queue_.empty()) return;  // has been handed out
+  if (!end_.ok() && queue_.empty()) return;  // it was handed out
   ForgetLocked();
   if (end_.ok()) end_ = why;
   queue_.push_back({{}, {}, true, end_});
@@ -81,7 +81,7 @@ bool OrderedInbox::ended() const {
 }
 
 void OrderedInbox::HandOut(std::unique_lock<std::mutex> lock) {
-  if (handing_out_) return;  // the thread that does it will come to the new ones
+  if (handing_out_) return;  // the thread that does it will come to the new entries
   handing_out_ = true;
   while (!queue_.empty() && queue_.front().complete) {
     Entry entry = std::move(queue_.front());

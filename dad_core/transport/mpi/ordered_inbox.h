@@ -1,7 +1,7 @@
-// What comes from one peer over two roads, put back in order: a small message that
-// came over the control connection waits for the large one before it that MPI is
-// still bringing. Thread-safe; hands out one at a time, to a receiver that may be called by
-// any of the threads that call in here.
+// Restores the order of one peer's messages, which arrive on two paths: a small message that came
+// over the control connection waits for the large one before it that MPI is still bringing.
+// Thread-safe; hands out one at a time, to a receiver that may be called by any of the calling
+// threads.
 #pragma once
 
 #include <deque>
@@ -25,25 +25,26 @@ class OrderedInbox {
     MessageHeader header;
     AlignedBuffer payload;
     bool complete = true;
-    Status end;  // not OK: no message but the end of the peer
+    Status end;  // not OK: not a message, but the end of the peer
   };
 
   OrderedInbox(int peer, Receiver* receiver) : peer_(peer), receiver_(receiver) {}
 
-  // A whole message has come.
+  // A whole message has arrived.
   void Add(const MessageHeader& header, AlignedBuffer payload);
 
-  // A message whose payload is under way, into `payload` or into memory of the sink;
-  // Complete says that it is there. Null: the peer has ended.
+  // A message whose payload is in flight, into `payload` or into memory of the sink; Complete
+  // reports its arrival. Null: the peer has ended.
   Entry* Expect(const MessageHeader& header, AlignedBuffer payload);
   void Complete(Entry* entry);
 
   // Nothing more comes over the control connection.
   void End(Status why);
 
-  // What is under way will not come. Its memory is never freed: MPI may write into it.
+  // The payloads in flight will not come. Their memory is never freed, because MPI may write into
+  // it.
   void Forget();
-  // The same, and the peer is lost: for the reason that End gave, or else for this one.
+  // The same, and the peer is lost: for the reason that End gave, or otherwise for this one.
   void Break(const Status& why);
 
   bool idle() const;

@@ -1,4 +1,4 @@
-// A payload on its way out, cut into what single MPI messages carry.
+// An outgoing payload, cut into the parts that single MPI messages carry.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ class Outgoing {
  public:
   Outgoing(GatherBuffer payload, std::shared_ptr<void> keep);
 
-  // In order. Large pieces lie where they were, runs of small ones are copied together;
-  // no part is longer than an MPI count can say.
+  // In order. Large pieces stay where they are, runs of small ones are copied together; no part
+  // exceeds an MPI count.
   const std::vector<ByteSpan>& parts() const { return parts_; }
 
  private:

@@ -21,7 +21,7 @@ DAD_EXPORT const char* dad_plugin_describe() {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
     int length = 0;
     MPI_Get_library_version(version, &length);
-    // Some tell their whole configuration.
+    // Some versions print their whole configuration.
     const std::string line = std::string(version).substr(0, std::strcspn(version, ",\n"));
     return "payloads by MPI (" DAD_MPI_FLAVOUR ": " + line + "), control by gloo";
   }();

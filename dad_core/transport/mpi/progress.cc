@@ -9,15 +9,15 @@
 namespace dad::mpi_transport {
 namespace {
 
-// A transfer within a host takes few polls, and a pause would show; over a network it
-// takes many, and cores are for others.
+// A transfer within a host takes few polls, and a pause would be noticeable; over a network it
+// takes many, and the cores are needed by others.
 constexpr int kPollsWithoutPause = 200;
 constexpr std::chrono::microseconds kPause{50};
-// MPI works only while it is called. A peer whose message we have may wait for a last word
-// that MPI could not send at once, so it goes on being called for a while.
+// MPI works only while it is called. A peer whose message we have may wait for a last word that MPI
+// could not send at once, so MPI is called for a while longer.
 constexpr std::chrono::milliseconds kLinger{100};
 constexpr std::chrono::milliseconds kLingerPause{1};
-// Peers that have our messages may tell so only after they have said goodbye.
+// Peers that have our messages may report that only after they have said goodbye.
 constexpr std::chrono::seconds kStopGrace{3};
 // Time alone does not count: on a busy machine this thread may not have run at all.
 constexpr int kLastPolls = 2000;
@@ -160,7 +160,7 @@ void Progress::Poll() {
       return Break(finished[i].transfer->peer, CheckMpi(statuses_[i].MPI_ERROR, "MPI"));
     }
   }
-  // Testsome has set the finished ones to null.
+  // Testsome has set finished requests to null.
   std::erase_if(parts_, [](const Part& part) { return part.transfer == nullptr; });
   std::erase(requests_, MPI_REQUEST_NULL);
   for (int i = 0; i < count && !abandoned_; ++i) {

@@ -30,34 +30,34 @@ struct Transfer {
   Kind kind;
   int peer;
   int tag;
-  std::vector<std::span<std::byte>> parts;  // those of a send are only read
-  std::shared_ptr<void> keep;               // released when all is through, or given up
-  std::function<void()> done;               // called when all is through; may be empty
+  std::vector<std::span<std::byte>> parts;  // the parts of a send are only read
+  std::shared_ptr<void> keep;               // released when all parts are through, or given up
+  std::function<void()> done;               // called when all parts are through; may be empty
   size_t parts_left = 0;
 };
 
 class Progress {
  public:
   using Clock = std::chrono::steady_clock;
-  // MPI has failed, or does not finish what a lost peer has begun. Everything was given
-  // up; nothing is called afterwards. Called by the thread.
+  // MPI has failed, or does not finish what a lost peer has begun. Everything was given up; nothing
+  // is called afterwards. Called by the thread.
   using Broken = std::function<void(int peer, const Status& why)>;
 
   Progress(MpiWorld* world, MPI_Comm communicator, Broken broken);
   ~Progress() { Stop(); }
 
-  // Never blocks. Swallowed once MPI is broken or stopped.
+  // Never blocks. Ignored once MPI is broken or stopped.
   void Start(Transfer transfer);
 
-  // This peer is gone: what it has sent may still arrive until then.
+  // This peer is gone: what it has sent may still arrive until `deadline`.
   void GiveUpAt(int peer, Clock::time_point deadline);
 
-  // Waits until every send is through, those to peers that are gone excepted. A peer
-  // that does not take its message in time, if there is one.
+  // Waits until every send has completed, except those to peers that are gone. Returns a peer that
+  // does not take its message in time, if there is one.
   std::optional<int> WaitForSends(Clock::time_point deadline);
 
-  // Ends the thread; `done` is not called any more. What is under way has a moment to
-  // finish and is abandoned then, with all of MPI. Not to be called by two threads at once.
+  // Ends the thread; `done` is not called any more. Transfers in flight get a moment to finish and
+  // are abandoned then, with all of MPI. Must not be called by two threads at once.
   void Stop();
 
   // After Stop: MPI may still write into memory that a transfer was given.
@@ -72,10 +72,10 @@ class Progress {
     int num_bytes;
   };
 
-  // How long something is waited for.
+  // How long to wait for something.
   struct Patience {
     Clock::time_point deadline;
-    int polls_since = 0;  // the deadline
+    int polls_since = 0;  // since the deadline
 
     bool IsOver();
   };
@@ -98,7 +98,7 @@ class Progress {
   const MPI_Comm communicator_;
   const Broken broken_;
 
-  // The thread's own. Requests and parts go in pairs.
+  // Used by the thread only. Requests and parts form pairs.
   std::vector<MPI_Request> requests_;
   std::vector<Part> parts_;
   std::vector<int> indices_;

@@ -1,5 +1,5 @@
-// Compiled only where the headers of CUDA and NCCL are: the functions and constants that
-// device/cuda_api.h and nccl_api.h declare are the ones that the headers have. Makes no code.
+// Compiled only if the headers of CUDA and NCCL exist: checks that device/cuda_api.h and nccl_api.h
+// declare the functions and constants of the headers. Generates no code.
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -12,7 +12,7 @@
 namespace dad {
 namespace {
 
-// The overloaded ones have to be asked for by their type.
+// Overloaded functions have to be selected by their type.
 static_assert(SameCall<decltype(CudaApi::MallocAsync),
                        decltype(static_cast<cudaError_t (*)(void**, size_t, cudaStream_t)>(
                            &cudaMallocAsync))>::value);

@@ -7,7 +7,8 @@
 namespace dad::nccl {
 namespace {
 
-// Between two questions to NCCL whether a call is through. Mostly the first answer is yes.
+// Pause between two questions to NCCL whether a call has completed. Usually the first answer is
+// yes.
 constexpr std::chrono::microseconds kAskAgain{100};
 
 }  // namespace
@@ -31,7 +32,7 @@ Status Communicator::Start(const UniqueId& id, Millis timeout) {
                                  "cudaDeviceGetStreamPriorityRange"));
   std::unique_lock<std::mutex> lock(mutex_);
   if (!broken_.ok()) return broken_;
-  // Ahead of the framework's kernels, and not in step with the default stream.
+  // Has priority over the framework's kernels, and does not wait for the default stream.
   DAD_RETURN_IF_ERROR(
       cuda.Check(cuda.StreamCreateWithPriority(&stream_, kCudaStreamNonBlocking, greatest),
                  "cudaStreamCreateWithPriority"));
@@ -97,7 +98,7 @@ Result<std::shared_ptr<Communicator::Operation>> Communicator::Submit(
   ResultCode code = grouped ? nccl.GroupStart() : kSuccess;
   if (code == kSuccess) {
     code = enqueue(comm_, stream_);
-    // A group that was started is ended whatever happened in it.
+    // A group that was started is ended whatever happened inside.
     const ResultCode ended = grouped ? nccl.GroupEnd() : kSuccess;
     if (code == kSuccess || code == kInProgress) code = grouped ? ended : code;
   }
@@ -119,7 +120,7 @@ Result<bool> Communicator::PollLocked(Operation& operation) {
   if (!broken_.ok()) return broken_;
   if (closed_) return Status::Aborted(operation.what_ + ": the communicator was closed");
   const CudaError error = libraries_->cuda.EventQuery(operation.event_);
-  // Also when the event has come: the kernels of a communicator with an error end early.
+  // Do this even if the event has occurred: the kernels of a communicator with an error end early.
   ResultCode state = kSuccess;
   ResultCode code = libraries_->nccl.CommGetAsyncError(comm_, &state);
   if (code == kSuccess) code = state;
@@ -142,7 +143,7 @@ Result<bool> Communicator::PollLocked(Operation& operation) {
 bool Communicator::Watch() {
   const CudaDeviceGuard guard(libraries_->cuda, device_);
   const std::lock_guard<std::mutex> lock(mutex_);
-  // The stream does them in turn: the first that is not finished ends the look.
+  // The stream executes them in turn: the first unfinished one ends the check.
   while (!under_way_.empty()) {
     const Result<bool> done = PollLocked(*under_way_.front());
     if (!done.ok()) break;
@@ -172,7 +173,7 @@ Status Communicator::status() const {
   return broken_;
 }
 
-// The communicator goes before the stream that its kernels run on.
+// The communicator is destroyed before the stream on which its kernels run.
 void Communicator::Close(Millis grace) {
   const auto deadline = Clock::now() + grace;
   while (Watch() && Clock::now() < deadline) std::this_thread::sleep_for(kAskAgain);
@@ -185,7 +186,7 @@ void Communicator::Close(Millis grace) {
   }
   if (comm_ != nullptr) {
     const ResultCode code = libraries_->nccl.CommFinalize(comm_);
-    // A member that has not come to its end by now is not waited for.
+    // Do not wait for a member that has not reached its end by now.
     (void)Settle(code, "ncclCommFinalize", std::max(deadline, Clock::now() + Millis(100)), lock);
   }
   if (comm_ != nullptr) (void)libraries_->nccl.CommDestroy(std::exchange(comm_, nullptr));

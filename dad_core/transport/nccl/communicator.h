@@ -50,7 +50,7 @@ class Communicator {
     const CudaEvent event_;
     const std::string what_;
     const Clock::time_point deadline_;
-    bool finished_ = false;  // under the communicator's lock
+    bool finished_ = false;  // guarded by the communicator's lock
   };
 
   // `members`: their ranks in the world; this one is members[rank].
@@ -69,8 +69,8 @@ class Communicator {
   // Meets the other members; once, before anything else. Break() from another thread ends it.
   Status Start(const UniqueId& id, Millis timeout);
 
-  // Puts one operation on the stream: waits there for the views' events, calls `enqueue` (between
-  // group calls if `grouped`), records the event.
+  // Puts one operation on the stream: makes the stream wait for the views' events, calls `enqueue`
+  // (between group calls if `grouped`), and records the event.
   using Enqueue = std::function<ResultCode(Comm, CudaStream)>;
   Result<std::shared_ptr<Operation>> Submit(std::string what, std::span<const TensorView> views,
                                             bool grouped, const Enqueue& enqueue, Millis timeout);
@@ -78,22 +78,22 @@ class Communicator {
   // Whether it has finished. Never waits.
   Result<bool> Poll(Operation& operation);
 
-  // Looks for errors and for deadlines that have passed; true while something is under way.
+  // Checks for errors and expired deadlines; true while something is under way.
   bool Watch();
 
-  // Aborts. The first reason stays.
+  // Aborts. The first reason is kept.
   void Break(const Status& why);
   Status status() const;
 
-  // Ends the communicator: what is under way gets `grace` to finish. Idempotent.
+  // Ends the communicator: work in flight gets `grace` to finish. Idempotent.
   void Close(Millis grace);
 
  private:
-  // Asks NCCL until a call is through. `lock` is let go between questions.
+  // Asks NCCL until a call has completed. `lock` is released between questions.
   Status Settle(ResultCode code, const char* call, Clock::time_point deadline,
                 std::unique_lock<std::mutex>& lock);
   Result<bool> PollLocked(Operation& operation);
-  Status BreakLocked(const Status& why);  // returns the reason that stays
+  Status BreakLocked(const Status& why);  // returns the reason that is kept
   Status NcclError(ResultCode code, const char* call) const;
 
   const std::shared_ptr<const Libraries> libraries_;

@@ -21,7 +21,7 @@ inline constexpr ResultCode kSuccess = 0;
 inline constexpr ResultCode kInProgress = 7;
 inline constexpr DataType kUint8 = 1;
 inline constexpr int kScalarHostImmediate = 1;
-inline constexpr int kOldestVersion = 21400;  // communicators that do not block
+inline constexpr int kOldestVersion = 21400;  // from here on communicators need not block
 
 struct UniqueId {
   char internal[128];
@@ -64,13 +64,13 @@ struct NcclApi {
   int version = 0;  // 23203 is 2.32.3
 };
 
-// `path`: this file and no other. Empty: the one that the process has loaded, or the system's.
+// `path`: exactly this file. Empty: the library that the process has loaded, or the system's.
 Result<NcclApi> LoadNccl(const std::string& path = "");
 
 std::string VersionText(int version);  // "2.32.3"
 
-// What NCCL calls them; InvalidArgument for what it has not, or would do in another way than the
-// CPU: the average of integers, Adasum, reductions of bool and int16.
+// NCCL's names for them; InvalidArgument for operations that it does not have, or would do
+// differently from the CPU: the average of integers, Adasum, reductions of bool and int16.
 Result<DataType> ToNccl(DType dtype);
 Result<RedOp> ToNccl(ReduceOp op, DType dtype);
 

@@ -13,7 +13,7 @@
 namespace dad::nccl {
 namespace {
 
-// What is under way when a group goes is given this long.
+// How long work in flight gets when a group is destroyed.
 constexpr std::chrono::seconds kGrace{2};
 
 class NcclWork : public DeviceWork {
@@ -72,8 +72,8 @@ Status Bad(const std::string& what, const std::string& why) {
   return Status::InvalidArgument(what + ": " + why);
 }
 
-// A call on a communicator that does not block may say that it is under way: the next one of a
-// group can follow, and the end of the group is asked about.
+// A call on a communicator that does not block may report that it is in progress: the next call of
+// a group can follow, and the end of the group is polled.
 bool Failed(ResultCode code) { return code != kSuccess && code != kInProgress; }
 
 template <typename T>
@@ -109,7 +109,8 @@ Status NcclGroup::CheckPeer(const char* what, int peer) const {
   return Bad(what, "no rank " + std::to_string(peer) + " in a group of " + std::to_string(size()));
 }
 
-// A factor other than 1 has a reduction of its own at NCCL, which belongs to the communicator.
+// A factor other than 1 needs its own reduction operation in NCCL, which belongs to the
+// communicator.
 struct NcclGroup::Reduction {
   DType dtype;
   DataType type;
@@ -198,7 +199,7 @@ DeviceGroup::Work NcclGroup::ReduceScatter(const TensorView& in, std::span<const
         },
         timeout);
   }
-  // NCCL has it for equal blocks only: one reduction per block, in one group.
+  // NCCL offers it only for equal blocks: use one reduction per block, in one group.
   return Submit(
       "ncclReduce of each block", views, true,
       [&](Comm comm, CudaStream stream) {

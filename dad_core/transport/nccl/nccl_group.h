@@ -14,8 +14,8 @@ namespace dad::nccl {
 
 class NcclGroup : public DeviceGroup {
  public:
-  // `submitted` is called after each operation: somebody has to watch from now on. `closing` when
-  // the group goes.
+  // `submitted` is called after each operation, because the watcher has to check it from now on.
+  // `closing` is called when the group is destroyed.
   NcclGroup(std::shared_ptr<const Libraries> libraries, std::shared_ptr<Communicator> communicator,
             std::function<void()> submitted, std::function<void(Communicator*)> closing)
       : libraries_(std::move(libraries)),
@@ -50,16 +50,16 @@ class NcclGroup : public DeviceGroup {
  private:
   Work Submit(std::string what, std::span<const TensorView> views, bool grouped,
               const Communicator::Enqueue& enqueue, Millis timeout);
-  // Bytes to and from each member, one block after the other in `in` and `out`. With `same_to_all`
-  // all of `in` goes to everybody.
+  // Bytes to and from each member, one block after the other in `in` and `out`. With `same_to_all`,
+  // all of `in` goes to every member.
   Work ExchangeBlocks(std::string what, const TensorView& in, std::span<const size_t> send_counts,
                       bool same_to_all, const TensorView& out,
                       std::span<const size_t> receive_counts, Millis timeout);
   Work ExchangeAs(std::string what, std::span<const Transfer> transfers,
                   std::span<const TensorView> views, Millis timeout);
   Status CheckPeer(const char* what, int peer) const;
-  // How NCCL reduces contributions that are multiplied by `scale` first. Find completes it, by a
-  // call on the communicator where there is a scale.
+  // How NCCL reduces contributions that are multiplied by `scale` first. Find completes it with a
+  // call on the communicator if there is a scale.
   struct Reduction;
   Result<Reduction> ReductionOf(ReduceOp op, DType dtype, double scale) const;
   ResultCode Find(Reduction& reduction, Comm comm);
@@ -68,8 +68,8 @@ class NcclGroup : public DeviceGroup {
   const std::shared_ptr<Communicator> communicator_;
   const std::function<void()> submitted_;
   const std::function<void(Communicator*)> closing_;
-  // NCCL's sums of scaled contributions, by type and factor; they go with the communicator. Used
-  // while an operation is put on the stream, which is one at a time.
+  // NCCL's sums of scaled contributions, by type and factor; they are destroyed with the
+  // communicator. Used while an operation is put on the stream, one at a time.
   std::map<std::pair<DType, double>, RedOp> scaled_sums_;
 };
 

@@ -12,14 +12,14 @@
 namespace dad::nccl {
 namespace {
 
-// Between two looks at work that is under way: how late an error of NCCL is found.
+// Pause between two checks of work in flight; an NCCL error is found this late.
 constexpr std::chrono::milliseconds kLook{10};
 
-constexpr uint64_t kMeetTag = uint64_t{1} << 62;  // and the number of the group
+constexpr uint64_t kMeetTag = uint64_t{1} << 62;  // plus the number of the group
 constexpr uint32_t kWorldGroup = 0xffffffff;
 
-// What members tell the first one, and what it answers. As it lies in memory: ranks of one job
-// run the same build.
+// What members tell the first one, and its answer. As it lies in memory: ranks of one job run the
+// same build.
 struct MeetMessage {
   int32_t version = 0;
   int32_t failed = 0;
@@ -47,7 +47,7 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::Connect(
                                std::to_string(device) + ", there are " +
                                std::to_string(devices.value()) + " on its host");
   }
-  // A rank that has failed above is named here, by the connection that it closes.
+  // A failed rank is named by the connection that it closes.
   DAD_RETURN_IF_ERROR(control->Barrier(timeout));
   std::unique_ptr<NcclTransport> transport(
       new NcclTransport(std::move(libraries), device, control));
@@ -74,7 +74,7 @@ void NcclTransport::Close() {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       stopping_ = true;
-      // Groups that the user still has; they are good for nothing from here on.
+      // Groups that the user still has; they cannot be used from here on.
       for (const auto& communicator : communicators_) {
         communicator->Break(Status::Aborted("the transport was closed"));
       }
@@ -99,7 +99,7 @@ void NcclTransport::Deliver(int peer, const MessageHeader& header, AlignedBuffer
   DeliverMessage(peer, header, std::move(payload));
 }
 
-// An abort takes its time: the watcher does it.
+// An abort takes a while, so the watcher does it.
 void NcclTransport::PeerLost(int peer, const Status& why) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);

@@ -1,9 +1,9 @@
 // Messages and host memory by another transport (gloo), collectives on CUDA tensors by NCCL.
 //
-// Communicators meet through messages: the first member makes the id, after all have said that
+// Communicators meet through messages: the first member makes the id, after all have reported that
 // they have the same NCCL. A rank whose connection ends takes down the communicators it is in, and
-// a thread looks after work that is under way, so that a dead peer is an error within the time
-// that the connection takes to notice it, or the operation's timeout.
+// a thread watches work in flight, so a dead peer is an error within the time that the connection
+// takes to notice it, or the operation's timeout.
 #pragma once
 
 #include <condition_variable>
@@ -24,7 +24,7 @@ namespace dad::nccl {
 
 class NcclTransport : public Transport, public DeviceCollectives, private MessageSink {
  public:
-  // Every rank calls it. On success `control` is taken over.
+  // Every rank calls it. On success, `control` is taken over.
   static Result<std::unique_ptr<NcclTransport>> Connect(std::shared_ptr<const Libraries> libraries,
                                                         int device, Transport* control,
                                                         Millis timeout);
@@ -40,7 +40,7 @@ class NcclTransport : public Transport, public DeviceCollectives, private Messag
   Status Flush(Millis timeout) override { return control_->Flush(timeout); }
   void Close() override;
 
-  // Tensors on the CPU go by the control transport. On a device: the call waits until it is done.
+  // Tensors on the CPU use the control transport. On a device, the call waits until it is done.
   Status AllReduce(const TensorView& inout, ReduceOp op, Millis timeout) override;
   Status ReduceScatter(const TensorView& in, std::span<const int64_t> counts, const TensorView& out,
                        ReduceOp op, Millis timeout) override;
@@ -82,13 +82,13 @@ class NcclTransport : public Transport, public DeviceCollectives, private Messag
   std::mutex mutex_;
   std::condition_variable work_;
   std::vector<std::shared_ptr<Communicator>> communicators_;
-  std::vector<std::pair<int, Status>> lost_;  // ranks, and how
+  std::vector<std::pair<int, Status>> lost_;  // ranks, and how they were lost
   bool under_way_ = false;
   bool stopping_ = false;
   std::thread watcher_;
 
   std::mutex world_mutex_;
-  std::unique_ptr<DeviceGroup> world_;  // of the blocking collectives, made when first used
+  std::unique_ptr<DeviceGroup> world_;  // for the blocking collectives, made when first used
 };
 
 }  // namespace dad::nccl

@@ -1,5 +1,5 @@
-// The C face of libdad_nccl.so. It needs neither CUDA nor NCCL to be opened: both are looked for
-// when it is asked to connect. DAD_CUDART_LIBRARY and DAD_NCCL_LIBRARY name files to take instead.
+// The C interface of libdad_nccl.so. It needs neither CUDA nor NCCL to be opened, and looks for
+// both when it is asked to connect. DAD_CUDART_LIBRARY and DAD_NCCL_LIBRARY name other files.
 #include <cstdlib>
 #include <exception>
 #include <memory>
@@ -75,7 +75,7 @@ DAD_EXPORT dad::Transport* dad_plugin_connect(const dad::PluginArgs* args, char*
   return nullptr;
 }
 
-// OK as an empty text, else why this process cannot use NCCL. Meets nobody.
+// Returns an empty text, or why this process cannot use NCCL. Meets nobody.
 DAD_EXPORT const char* dad_plugin_usable(int local_rank) {
   static thread_local std::string why;
   why.clear();

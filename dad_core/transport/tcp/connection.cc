@@ -15,9 +15,9 @@
 namespace dad::tcp {
 namespace {
 
-// A round is done when the slowest of its messages is, so connections that share a line
-// should share it evenly. BBR does not within a round (steps measured 1.15 to 1.2 times as
-// long); where it is the default, a control that goes by losses is asked for.
+// A round is done when its slowest message is, so connections that share a line should share it
+// evenly. BBR does not within a round (steps measured 1.15 to 1.2 times as long). If it is the
+// default, a congestion control that reacts to losses is requested.
 void ShareEvenly(int fd) {
   char control[16] = {};
   socklen_t size = sizeof control - 1;
@@ -51,7 +51,7 @@ void Connection::Start() {
 }
 
 void Connection::Close() {
-  // If the loop's thread is just losing it, that has to be over.
+  // If the loop's thread is just handling its loss, wait until that is over.
   if (!Shut()) loop_->Settle();
 }
 
@@ -68,7 +68,7 @@ void Connection::OnEvents(uint32_t events) {
     if ((events & EPOLLOUT) != 0) writer_.OnWritable();
     if ((events & ~static_cast<uint32_t>(EPOLLOUT)) == 0) return;
     if (Status read = reader_.ReadSome(fd_); !read.ok()) Lose(read);
-  } catch (const std::exception& error) {  // out of memory, say
+  } catch (const std::exception& error) {  // for example out of memory
     Lose(Status::Aborted(error.what()));
   }
 }
@@ -76,7 +76,7 @@ void Connection::OnEvents(uint32_t events) {
 void Connection::Lose(const Status& why) {
   const std::string write_error = writer_.error();
   std::string reason = write_error.empty() ? why.message() : write_error;
-  // What it sent was in order: it did not leave because of us.
+  // Its messages were in order: it did not leave because of us.
   if (why.code() == StatusCode::kAborted) reason += ": it ended or was killed, its output says why";
   if (!Shut()) return;  // we are closing it ourselves
   listener_->OnLost(peer_, Status::Aborted("rank " + std::to_string(peer_) + ": " + reason));

@@ -1,6 +1,5 @@
-// A connected socket to one peer, with our frames on it. gloo's unbound buffers would
-// tell the peer of each message and wait for its answer before the data moves; a frame
-// just goes.
+// A connected socket to one peer, with our frames on it. gloo's unbound buffers would tell the peer
+// of each message and wait for its answer before the data moves; a frame is just sent.
 #pragma once
 
 #include <atomic>
@@ -12,7 +11,7 @@
 
 namespace dad::tcp {
 
-// Takes what all connections of a transport have to say; called by the loop's thread.
+// Receives the events of all connections of a transport; called by the loop's thread.
 class ConnectionListener {
  public:
   virtual ~ConnectionListener() = default;
@@ -27,7 +26,7 @@ class Connection final : private EventLoop::Handler, private FrameReader::Listen
   Connection(int fd, int peer, EventLoop* loop, ConnectionListener* listener, Traffic* traffic);
   ~Connection() override { Close(); }
 
-  // Messages come from now on.
+  // Messages arrive from now on.
   void Start();
   FrameWriter& writer() { return writer_; }
 
@@ -36,14 +35,14 @@ class Connection final : private EventLoop::Handler, private FrameReader::Listen
   double LineRate() const { return open_ ? LineRateOf(fd_) : 0; }
   bool leaves_host() const { return open_ && LeavesHost(fd_); }
 
-  // What the kernel has still goes out. Afterwards the listener is not called any more.
+  // What the kernel still holds is sent. Afterwards the listener is not called any more.
   void Close();
 
  private:
   void OnEvents(uint32_t events) override;
   std::byte* OnHeader(const MessageHeader& header) override;
   void OnMessage(const MessageHeader& header, AlignedBuffer payload) override;
-  bool Shut();  // false: somebody else has
+  bool Shut();  // false: another caller has done so
   void Lose(const Status& why);
 
   const int fd_;

@@ -57,7 +57,7 @@ void EventLoop::Change(int fd, uint32_t events) {
 void EventLoop::Forget(int fd) {
   epoll_ctl(epoll_, EPOLL_CTL_DEL, fd, nullptr);
   if (std::this_thread::get_id() == thread_.get_id()) {
-    handlers_.erase(fd);  // from a handler: Run holds the lock
+    handlers_.erase(fd);  // called from a handler: Run holds the lock
   } else {
     std::lock_guard<std::mutex> lock(mutex_);
     handlers_.erase(fd);
@@ -72,7 +72,7 @@ void EventLoop::Run() {
     std::lock_guard<std::mutex> lock(mutex_);
     for (int i = 0; i < count; ++i) {
       if (events[i].data.fd == wake_) return;
-      // One that was forgotten since, or by a handler before it in this turn, is not there.
+      // A handler that was removed since, or by an earlier handler of this turn, is not there.
       const auto found = handlers_.find(events[i].data.fd);
       if (found != handlers_.end()) found->second->OnEvents(events[i].events);
     }

@@ -13,7 +13,7 @@ namespace dad::tcp {
 namespace {
 
 constexpr size_t kBytesPerTurn = 4 << 20;
-// Longer ones are no messages of ours, whatever the header says.
+// Longer frames are not ours, whatever the header says.
 constexpr uint64_t kLongestPayload = uint64_t{1} << 38;
 
 }  // namespace
@@ -26,7 +26,7 @@ Status FrameReader::ReadSome(int fd) {
     // TakeStaged leaves less than a header, at the front of the stage.
     iovec places[2] = {{current().at, std::min(run_left_, kBytesPerTurn)},
                        {stage_.get() + stage_end_, kStageBytes - stage_end_}};
-    // The stage may follow the run only if that is read to its end.
+    // The stage may follow the run only if the run is read to its end.
     const bool in_run = run_left_ > 0;
     const bool with_stage = places[0].iov_len == run_left_;
     if (in_run) places[1].iov_len = StageBehindRun();
@@ -55,8 +55,8 @@ Status FrameReader::ReadSome(int fd) {
   return Status::Ok();
 }
 
-// Between two parts there is a length; what comes after it has a place of its own, so that it need
-// not be copied there.
+// Between two parts there is a length; what follows it has a place of its own, so it need not be
+// copied there.
 size_t FrameReader::StageBehindRun() const {
   const bool more_parts = !between_parts_ && in_parts_.left > run_left_;
   return more_parts ? sizeof(uint32_t) : kStageBytes;

@@ -17,8 +17,8 @@ class FrameReader {
   class Listener {
    public:
     virtual ~Listener() = default;
-    // Where the payload shall go; null: into a buffer that comes with OnMessage. Other messages
-    // may come before this one's is complete.
+    // Where the payload goes; null: into a buffer that comes with OnMessage. Other messages may
+    // come before this one's is complete.
     virtual std::byte* OnHeader(const MessageHeader& header) = 0;
     virtual void OnMessage(const MessageHeader& header, AlignedBuffer payload) = 0;
   };
@@ -26,7 +26,7 @@ class FrameReader {
   FrameReader(Traffic* traffic, Listener* listener);
 
   // Reads what the socket has, up to a bound that lets other peers have their turn.
-  // Not OK: nothing more can be read, and why.
+  // Not OK: nothing more can be read, and the reason.
   Status ReadSome(int fd);
 
   // Any thread.
@@ -35,8 +35,8 @@ class FrameReader {
  private:
   struct Incoming {
     MessageHeader header;
-    std::byte* at = nullptr;  // where the next byte of the payload goes
-    size_t left = 0;          // of the payload
+    std::byte* at = nullptr;  // where the next byte of the payload is written
+    size_t left = 0;          // bytes of the payload that are missing
     AlignedBuffer owned;
   };
 
@@ -55,13 +55,13 @@ class FrameReader {
   Listener* const listener_;
   std::atomic<int64_t> bytes_received_{0};
 
-  Incoming in_parts_;           // a long message, of which parts have come
-  Incoming whole_;              // one that comes in one piece, perhaps between two parts
-  bool between_parts_ = false;  // and it does
+  Incoming in_parts_;           // a long message of which parts have arrived
+  Incoming whole_;              // a message that comes in one piece, perhaps between two parts
+  bool between_parts_ = false;  // whether it does
   size_t run_left_ = 0;         // bytes of a payload that follow without a break
 
-  // Headers and small payloads pass through here, so that a burst of small messages
-  // is one read; large payloads do not.
+  // Headers and small payloads pass through here, so a burst of small messages is one read; large
+  // payloads do not.
   static constexpr size_t kStageBytes = 16 * 1024;
   std::unique_ptr<std::byte[]> stage_;
   size_t stage_begin_ = 0;

@@ -22,14 +22,15 @@ namespace {
 constexpr size_t kMaxPieces = 256;  // per call; well below IOV_MAX, and on the stack
 static_assert(kMaxPieces <= IOV_MAX);
 
-// How long a control message may wait for what the kernel has taken ahead of the line, and for the
-// part that has begun. The first has to last until this process gets the processor again.
+// How long a control message may wait for the bytes that the kernel holds ahead of the line, and
+// for the part that has begun. The first must cover the time until this process gets the processor
+// again.
 constexpr double kAheadSeconds = 0.05;
 constexpr double kPartSeconds = 0.025;
 constexpr size_t kLeastBytes = 8 * 1024;
 constexpr size_t kMostAhead = 4 << 20;
 constexpr size_t kMostPart = 1 << 20;
-constexpr size_t kFirstAhead = 128 * 1024;  // until the rate is known
+constexpr size_t kFirstAhead = 128 * 1024;  // used until the rate is known
 constexpr std::chrono::milliseconds kBetweenFits{50};
 
 }  // namespace
@@ -48,7 +49,7 @@ class FrameWriter::Offer {
     Outgoing* message;
     What what;
     size_t num_bytes;
-    uint32_t length;  // kLength: the part that begins; 0: a control message follows
+    uint32_t length;  // kLength: of the part that begins; 0: a control message follows
   };
 
   bool has_room() const { return count_ < kMaxPieces; }
@@ -61,7 +62,7 @@ class FrameWriter::Offer {
     lengths_[count_] = length;
     Add(message, What::kLength, &lengths_[count_], sizeof length, length);
   }
-  // What has not left of the length of the part that has begun.
+  // The unsent rest of the length of the part that has begun.
   void AddRestOfLength(Outgoing& message) {
     const auto* end = reinterpret_cast<const char*>(&message.length) + sizeof message.length;
     Add(message, What::kLength, end - message.length_left, message.length_left, message.length);
@@ -70,7 +71,7 @@ class FrameWriter::Offer {
     const auto* end = reinterpret_cast<const char*>(&message.header) + sizeof message.header;
     Add(message, What::kHeader, end - message.header_left, message.header_left, 0);
   }
-  // `skip` bytes of what is left have been added already.
+  // `skip` bytes of the rest have been added already.
   void AddPayload(Outgoing& message, size_t skip, size_t num_bytes) {
     for (size_t i = message.next_piece; i < message.pieces.size() && num_bytes > 0; ++i) {
       ByteSpan piece = message.pieces[i];
@@ -296,7 +297,7 @@ void FrameWriter::AdvanceLocked(const Offer& offer, size_t num_bytes, Done* done
     if (message.header_left == 0 && message.payload_left == 0) {
       EndLocked(is_control ? &control_ : &bulk_, done);
     } else if (aborting_ && !bulk_begun_) {
-      DropBulkLocked(done);  // what the part that has just ended belongs to
+      DropBulkLocked(done);  // the message whose part has just ended
     }
   }
 }
@@ -337,7 +338,7 @@ void FrameWriter::FitToLineLocked() {
   };
   part_bytes_ = bytes_in(kPartSeconds, kMostPart);
   const size_t ahead = bytes_in(kAheadSeconds, kMostAhead);
-  // Not for every breath that the line takes.
+  // Not for every small change of the line.
   if (ahead < ahead_bytes_ / 2 || ahead > ahead_bytes_ + ahead_bytes_ / 2) {
     LimitUnsent(fd_, ahead_bytes_ = ahead);
   }

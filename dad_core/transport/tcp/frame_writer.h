@@ -1,9 +1,8 @@
-// The outgoing half of a connection: a queue of messages and a non-blocking
-// socket. Thread-safe.
+// The outgoing half of a connection: a queue of messages and a non-blocking socket. Thread-safe.
 //
-// Control messages (wire/message.h) go before all others. What the kernel has taken cannot be
-// overtaken any more, so it is given no more than the line carries in a short time, and a long
-// message goes in parts of which each takes a short time, too.
+// Control messages (wire/message.h) go before all others. Bytes that the kernel has taken cannot be
+// overtaken, so the kernel is given no more than the line carries in a short time, and a long
+// message is sent in parts, each of which takes a short time, too.
 #pragma once
 
 #include <chrono>
@@ -24,32 +23,31 @@ namespace dad::tcp {
 
 class FrameWriter {
  public:
-  // watch(fd, on): ask to be told, through OnWritable, when the socket takes bytes
-  // again; or not any more. Called with the queue locked.
+  // watch(fd, on): requests, or cancels, a call of OnWritable when the socket takes bytes again.
+  // Called with the queue locked.
   using Watch = std::function<void(int fd, bool on)>;
 
   FrameWriter(Traffic* traffic, Watch watch) : traffic_(traffic), watch_(std::move(watch)) {}
 
-  // From now on messages go to `fd`, which stays the caller's.
+  // From now on messages are sent to `fd`, which stays the caller's.
   void Open(int fd);
-  // Drops what is queued; later messages are swallowed. `fd` is not used afterwards.
+  // Drops the queue; later messages are swallowed. `fd` is not used afterwards.
   void Close();
 
   // Writes in place as long as the socket takes it and queues the rest. After kAbort nothing else
-  // goes: what is queued is dropped, and the part that has begun is the last one.
+  // is sent: the queue is dropped, and the part that has begun is the last one.
   void Send(const MessageHeader& header, GatherBuffer payload, std::shared_ptr<void> keep);
   void OnWritable();
 
-  // Waits until the other host has acknowledged everything: then it arrives, even
-  // if the connection is reset afterwards. False at the deadline.
+  // Waits until the other host has acknowledged everything; then it arrives even if the connection
+  // is reset afterwards. False at the deadline.
   bool WaitUntilTaken(std::chrono::steady_clock::time_point deadline);
 
-  // How many bytes the other host had acknowledged when this was last called while more were on
-  // their way.
+  // How many bytes the other host had acknowledged at the last call that found more in flight.
   int64_t BytesAcknowledged();
 
-  // Why writing stopped, if it did; the connection is shut down then, so that the
-  // reader meets its end.
+  // The reason why writing stopped, if it did; the connection is shut down then, so that the reader
+  // meets its end.
   std::string error() const;
 
  private:
@@ -60,7 +58,7 @@ class FrameWriter {
 
     MessageHeader header;
     GatherBuffer payload;
-    std::vector<ByteSpan> pieces;  // into payload; what is left of it
+    std::vector<ByteSpan> pieces;  // into payload: the unsent rest
     std::shared_ptr<void> keep;
     size_t header_left = sizeof(MessageHeader);
     size_t next_piece = 0;
@@ -70,13 +68,13 @@ class FrameWriter {
     size_t length_left = 0;
     size_t part_left = 0;
   };
-  using Done = std::vector<Outgoing>;  // has left, or will not; waits for its release
+  using Done = std::vector<Outgoing>;  // sent, or never will be; waiting to be released
 
-  // What one call offers the socket.
+  // The data that one call offers to the socket.
   class Offer;
 
-  // Without the lock: what a message keeps alive may do anything when it is released,
-  // also send.
+  // Called without the lock: releasing what a message keeps alive may run any code, including a
+  // send.
   void Release(Done done);
   bool EmptyLocked() const { return control_.empty() && bulk_.empty(); }
   void WriteLocked(Done* done);
@@ -97,8 +95,8 @@ class FrameWriter {
   int fd_ = -1;
   std::deque<Outgoing> control_;
   std::deque<Outgoing> bulk_;
-  // What has begun ends before anything else goes: a control message, or a part of bulk_'s
-  // first message (all of it, if it does not go in parts).
+  // A message or part that has begun ends before anything else is sent: a control message, or a
+  // part of bulk_'s first message (all of it, if it is not sent in parts).
   bool control_begun_ = false;
   bool bulk_begun_ = false;
   bool in_message_ = false;  // the peer expects another part
@@ -109,7 +107,7 @@ class FrameWriter {
   int64_t bytes_acknowledged_ = 0;
 
   size_t part_bytes_ = 64 * 1024;
-  size_t ahead_bytes_ = 0;  // that the kernel takes ahead of the line
+  size_t ahead_bytes_ = 0;  // bytes that the kernel takes ahead of the line
   std::chrono::steady_clock::time_point fit_at_;
 };
 

@@ -1,6 +1,6 @@
 #include "transport/tcp/line_rate.h"
 
-// Not netinet/tcp.h: its tcp_info is an older one.
+// Not netinet/tcp.h, whose tcp_info is an older one.
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -11,8 +11,8 @@
 
 namespace dad::tcp {
 
-// By the time that bytes were on their way. tcpi_delivery_rate would be of the last few packets
-// only, which are often those of a small message.
+// Divides by the time that bytes were in flight. tcpi_delivery_rate would cover only the last few
+// packets, which often belong to a small message.
 double LineRateOf(int fd) {
   constexpr auto kEnough = 256 * 1024;  // its window has opened by then
   tcp_info info{};
@@ -21,13 +21,14 @@ double LineRateOf(int fd) {
   const bool known =
       size >= offsetof(tcp_info, tcpi_sndbuf_limited) + sizeof info.tcpi_sndbuf_limited;
   if (!known || info.tcpi_bytes_acked < kEnough) return 0;
-  // Less what the receiver or the socket's own memory held up.
+  // Subtracts the time that the receiver or the socket's own memory held it up.
   const auto held_up = info.tcpi_rwnd_limited + info.tcpi_sndbuf_limited;
   const auto microseconds = info.tcpi_busy_time - std::min(held_up, info.tcpi_busy_time);
   const double seen = static_cast<double>(info.tcpi_bytes_acked) * 1e6 /
                       static_cast<double>(std::max<decltype(microseconds)>(microseconds, 1));
-  // A window that still opens has not met the end of the line: it was the round trips that took the
-  // time. What it has come to is a better guess then, else a long line would pass for a slow one.
+  // A window that still opens has not reached the limit of the line: the time was spent in round
+  // trips. Its present size is a better estimate then; otherwise a long line would pass for a slow
+  // one.
   constexpr uint32_t kNotMet = 0x7fffffff;
   if (info.tcpi_snd_ssthresh < kNotMet) return seen;
   const double window = static_cast<double>(info.tcpi_snd_cwnd) * info.tcpi_snd_mss;

@@ -35,7 +35,7 @@ AddressList Resolve(const std::string& host, const std::string& port) {
 
 bool IsUsable(const sockaddr* address, int family) {
   if (address == nullptr || address->sa_family != family) return false;
-  // A link-local address says nothing without its interface.
+  // A link-local address is useless without its interface.
   return family != AF_INET6 ||
          !IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6*>(address)->sin6_addr);
 }

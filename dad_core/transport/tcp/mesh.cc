@@ -27,13 +27,13 @@ using std::chrono::milliseconds;
 
 constexpr size_t kAddressBytes = 128;  // sockaddr_storage
 constexpr size_t kNameBytes = 16;
-// Connections that have proven nothing. One more, and the oldest has to go: a rank proves itself in
-// a few round trips, and comes again if it was too slow.
+// The most connections that have not proven anything. If there is one more, the oldest is closed: a
+// rank proves itself in a few round trips, and retries if it was too slow.
 constexpr size_t kMostStrangers = 256;
 constexpr std::chrono::seconds kHandshakeSeconds{10};
 constexpr milliseconds kBetweenDials{50};
 constexpr milliseconds kBetweenChecks{300};
-// Taken from the listener in one turn, so that a flood does not keep us from those we have.
+// The most to accept in one turn, so that a flood does not keep us from the present connections.
 constexpr int kAcceptsPerTurn = 64;
 
 static_assert(sizeof(sockaddr_storage) <= kAddressBytes);
@@ -61,7 +61,7 @@ Status SystemError(const std::string& what, int error) {
   return Status::Unavailable(what + ": " + std::strerror(error));
 }
 
-// ---- what gloo's rendezvous sees of us: addresses, and nothing to send with
+// ---- gloo's view of us: addresses, and nothing to send with
 
 class MeshAddress final : public ::gloo::transport::Address {
  public:
@@ -232,7 +232,7 @@ Result<std::vector<int>> Mesh::Connect(const std::function<Status()>& check) {
       return true;
     });
 
-    // In this order below: the listener, ranks that are there, attempts.
+    // Order below: the listener, connected ranks, attempts.
     std::vector<pollfd> waiting = {{listener_.fd(), POLLIN, 0}};
     std::vector<int> there;
     for (int peer = 0; peer < terms_.size; ++peer) {
@@ -269,8 +269,8 @@ Result<std::vector<int>> Mesh::Connect(const std::function<Status()>& check) {
   return sockets;
 }
 
-// TLS has its place between a connection and its handshake, here and in Accept: a wrapped socket
-// would take the place of OwnedSocket, and its channel binding would become one of the terms.
+// TLS belongs between a connection and its handshake, here and in Accept: a wrapped socket would
+// take the place of OwnedSocket, and its channel binding would become one of the terms.
 Status Mesh::Dial(int peer) {
   Peer& there = peers_[static_cast<size_t>(peer)];
   const sockaddr_storage to = DecodeAddress(there.address);
@@ -321,7 +321,7 @@ Result<bool> Mesh::Advance(Attempt& attempt, short events) {
     int error = 0;
     socklen_t length = sizeof error;
     getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
-    // Its socket was there before its address was: who refuses now has gone.
+    // Its socket existed before its address did: a rank that refuses now has gone.
     if (error != 0) return Fail(attempt, SystemError("connect", error), error == ECONNREFUSED);
     attempt.connecting = false;
   }
@@ -335,7 +335,7 @@ Result<bool> Mesh::Advance(Attempt& attempt, short events) {
     if (attempt.handshake.done()) break;
     char chunk[128];
     const size_t wanted = attempt.handshake.needed() - attempt.received.size();
-    // Not a byte more: what follows belongs to the frames.
+    // Not a byte more: later bytes belong to the frames.
     const ssize_t got = recv(fd, chunk, std::min(wanted, sizeof chunk), 0);
     if (got < 0 && errno == EAGAIN) return true;
     if (got < 0 && errno == EINTR) continue;
@@ -347,7 +347,7 @@ Result<bool> Mesh::Advance(Attempt& attempt, short events) {
     attempt.received.clear();
     attempt.unsent = std::move(step.send);
     if (!step.status.ok()) {
-      // The refusal of a stranger: it goes at once or not at all.
+      // The refusal of a stranger is sent at once or not at all.
       if (!attempt.unsent.empty()) {
         (void)send(fd, attempt.unsent.data(), attempt.unsent.size(), MSG_NOSIGNAL);
       }

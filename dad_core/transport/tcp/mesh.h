@@ -1,8 +1,7 @@
 // Connects this rank to all others. gloo's rendezvous hands out the addresses; the sockets are
-// ours: every rank has one port, on the interface that the ranks use, as long as they connect. The
+// ours. Every rank has one port, on the interface that the ranks use, as long as they connect. The
 // rank with the higher number connects, and both prove that they belong to this job
-// (wire/handshake.h). Whoever else comes to the port is refused, counted and named, and holds
-// nobody up.
+// (wire/handshake.h). Other connections are refused, counted and logged, and delay nobody.
 #pragma once
 
 #include <gloo/transport/device.h>
@@ -20,7 +19,7 @@
 
 namespace dad::tcp {
 
-// A socket that is closed with it.
+// A socket that is closed with this object.
 class OwnedSocket {
  public:
   explicit OwnedSocket(int fd = -1) : fd_(fd) {}
@@ -44,15 +43,17 @@ class Mesh {
   Mesh(const Mesh&) = delete;
   Mesh& operator=(const Mesh&) = delete;
 
-  // On a numeric address. Port 0: any free one.
+  // Listens on a numeric address. Port 0: any free one.
   Status Listen(const std::string& address, int port);
 
-  // Gives gloo's rendezvous our address and takes those of the others. Lives no longer than this.
+  // Gives gloo's rendezvous our address and takes those of the others. Must not outlive this
+  // object.
   std::shared_ptr<::gloo::transport::Device> MakeDevice();
 
-  // When all addresses are known. Connected sockets by rank, -1 at this one, for the caller to
-  // close; or which rank did not come, and why. `check` is asked now and then whether there is
-  // still something to wait for: a rank that has died never comes.
+  // Call when all addresses are known. Returns connected sockets by rank, -1 for this rank, which
+  // the caller closes; or an error that names the rank that did not come, and why. `check` is
+  // called now and then to see whether there is still something to wait for: a rank that has died
+  // never comes.
   Result<std::vector<int>> Connect(const std::function<Status()>& check);
 
   // Of fixed length, as gloo wants it.
@@ -60,19 +61,19 @@ class Mesh {
   void SetAddress(int peer, const std::vector<char>& address);
 
  private:
-  // A connection on its way.
+  // A connection attempt.
   struct Attempt {
     OwnedSocket socket;
     Handshake handshake;
     Clock::time_point give_up_at;
-    int peer = -1;  // -1: somebody who came to us
+    int peer = -1;  // -1: a connection that others opened
     bool connecting = false;
     std::string received;
     std::string unsent;
   };
   struct Peer {
-    std::string address;  // as SetAddress got it
-    OwnedSocket socket;   // when it has been accepted by both sides
+    std::string address;  // as received by SetAddress
+    OwnedSocket socket;   // set when both sides have accepted it
     Clock::time_point dial_at{};
     bool dialing = false;
     std::string last_error;
@@ -80,7 +81,7 @@ class Mesh {
 
   Status Dial(int peer);
   Status Accept();
-  // Moves an attempt on. False: it is over, and has been noted.
+  // Advances an attempt. False: it is over, and was recorded.
   Result<bool> Advance(Attempt& attempt, short events);
   Result<bool> Fail(Attempt& attempt, const Status& why, bool is_final);
   Status CheckConnected(int peer, short events);
@@ -93,7 +94,7 @@ class Mesh {
   OwnedSocket listener_;
   std::vector<Peer> peers_;
   std::list<Attempt> attempts_;  // the oldest first
-  size_t num_strangers_ = 0;     // of the attempts: came to us, and have proven nothing yet
+  size_t num_strangers_ = 0;     // attempts that others opened, and that have proven nothing yet
   Strangers strangers_;
 };
 

@@ -1,4 +1,4 @@
-// The C face of libdad_gloo.so.
+// The C interface of libdad_gloo.so.
 #include <gloo/config.h>
 
 #include <exception>

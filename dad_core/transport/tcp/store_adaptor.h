@@ -1,5 +1,5 @@
-// Adapts our store to the interface that gloo's rendezvous expects. Remembers its own keys, names
-// the ranks that have not arrived after five seconds, and the one that it waited for in vain.
+// Adapts our store to the interface that gloo's rendezvous expects. Remembers its own keys, and
+// names the ranks that have not arrived after five seconds, or that it waited for in vain.
 #pragma once
 
 #include <gloo/rendezvous/store.h>
@@ -23,10 +23,10 @@ class StoreAdaptor final : public ::gloo::rendezvous::Store {
   std::vector<char> get(const std::string& key) override;
   void wait(const std::vector<std::string>& keys) override;
 
-  // What went wrong, if the store threw.
+  // The error, if the store threw.
   const Status& failure() const { return failure_; }
 
-  // Takes our keys out again once everyone has read them.
+  // Removes our keys once all ranks have read them.
   void RemoveOwnKeys();
 
  private:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr size_t kMostNamed = 64;
 
-// Ranks connect anew in each init().
+// Ranks connect again in each init().
 bool IsNew(const std::string& source) {
   static Mutex mutex;
   static auto* named = new std::set<std::string>;

@@ -1,4 +1,4 @@
-// Counts connections that were refused, and names each source once in this process.
+// Counts refused connections, and names each source once in this process.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,8 @@
 namespace dad::tcp {
 namespace {
 
-// Of DAD_PORT: the launcher's store has the first, the ranks of a host those that follow.
+// The ports from DAD_PORT: the launcher's store has the first, the ranks of a host have those that
+// follow.
 int PortOf(const World& world, const Options& options) {
   return options.port == 0 ? 0 : static_cast<int>(options.port) + 1 + world.local_rank;
 }
@@ -69,7 +70,7 @@ Status TcpTransport::ConnectMesh(const World& world, const Options& options) {
     if (connection != nullptr) connection->Start();
   }
 
-  // That all our peers are connected does not say that everybody's are.
+  // That all our peers are connected does not mean that theirs are.
   const auto left = std::chrono::duration_cast<Millis>(deadline - Clock::now());
   if (Status met = Barrier(std::max(left, Millis(0))); !met.ok()) {
     return Status(met.code(), "while connecting: " + met.message());
@@ -82,8 +83,9 @@ TransportCounters TcpTransport::counters() const {
   return {traffic_.bytes_sent, traffic_.bytes_received, traffic_.messages_sent};
 }
 
-// Of those that have carried something: in a ring that is one, and it had the line to itself. Only
-// those between hosts count: the others take no line, and what slows them down is the processor.
+// Only connections that have carried something count: in a ring that is one, which had the line to
+// itself. Only those between hosts count, since the others use no line and are limited by the
+// processor.
 double TcpTransport::LineRate() const {
   double rate = 0;
   for (const auto& connection : connections_) {

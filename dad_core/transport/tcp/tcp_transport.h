@@ -1,5 +1,5 @@
-// Ranks joined by TCP connections that gloo makes. Send writes from the calling
-// thread as long as the socket takes it; the loop's thread does the rest.
+// Ranks joined by TCP connections (mesh.h). Send writes from the calling thread as long as the
+// socket takes it; the loop's thread does the rest.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,8 @@ namespace dad::tcp {
 
 class TcpTransport final : public Transport, private ConnectionListener {
  public:
-  // Returns when all ranks are connected to each other, or options.start_timeout_seconds
-  // have passed: the status says who is missing.
+  // Returns when all ranks are connected to each other, or options.start_timeout_seconds have
+  // passed: the status says which are missing.
   static Result<std::unique_ptr<Transport>> Connect(const World& world, const Options& options);
   ~TcpTransport() override;
 

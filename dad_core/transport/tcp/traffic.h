@@ -1,5 +1,4 @@
-// What went through the sockets of one transport, counted where it is handed to
-// the kernel.
+// Traffic of the sockets of one transport, counted where it is handed to the kernel.
 #pragma once
 
 #include <atomic>

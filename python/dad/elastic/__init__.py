@@ -1,4 +1,4 @@
-"""Elastic training: ranks come and go while a job goes on. What all frameworks share.
+"""Elastic training: ranks join and leave while a job runs. This package holds what all frameworks share.
 
 `hvd.elastic` of dad.torch, dad.tensorflow and dad.keras has the states of their models; docs/elastic.md shows
 how to use them.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-# Loaded on first use: the launcher's modules are needed where the core is not there.
+# Loaded on first use: the launcher's modules are needed even if the core is absent.
 _PLACES = {
     "HostUpdateResult": "wire",
     "ObjectState": "state",

@@ -10,7 +10,8 @@ from dad.elastic.residuals import Saved
 
 @dataclass
 class Snapshot:
-    """objects: of a state. parts: what its handlers have captured. kept: what this rank alone has."""
+    """objects: the attributes of a state. parts: what its handlers have captured. kept: this rank's own
+    state."""
 
     objects: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, Any] = field(default_factory=dict)
@@ -31,14 +32,14 @@ class Commits:
 
     @property
     def versions(self) -> list[int]:
-        """Those that were committed."""
+        """The versions that were committed."""
         return sorted(version for version in self._snapshots if version > 0)
 
     def __getitem__(self, version: int) -> Snapshot:
         return self._snapshots[version]
 
     def add(self, snapshot: Snapshot, version: int | None = None) -> int:
-        """As the newest version. No more than that and the one before are kept: other ranks can be one
+        """Adds it as the newest version. Only that one and the one before are kept: other ranks can be one
         commit behind or ahead."""
         version = self.newest + 1 if version is None else version
         before = self.newest
@@ -54,6 +55,6 @@ class Commits:
     def confirm(
         self, version: int, members: list[str], norms: dict[str, float], place: tuple[int, int]
     ) -> None:
-        """All members have this version. Older ones are not needed any more."""
+        """All members have this version, so older ones are dropped."""
         self._snapshots = {version: self._snapshots[version]}
         self.confirmed, self.group, self.norms, self.place = version, members, norms, place

@@ -31,8 +31,8 @@ class StateHandler:
 
 
 class Handler(StateHandler):
-    """What dad's own handlers can do beside that: keep several versions, say what is the same on all ranks,
-    and carry over what is not."""
+    """What dad's own handlers can do besides: keep several versions, say what is the same on all ranks, and
+    carry over what is not."""
 
     def __init__(self, value: Any) -> None:
         super().__init__(value)
@@ -56,27 +56,27 @@ class Handler(StateHandler):
 
     @property
     def can_carry(self) -> bool:
-        """Whether this rank may have something of gradients for later steps; the same on all ranks."""
+        """Whether this rank may keep parts of gradients for later steps; the same on all ranks."""
         return False
 
     def kept(self) -> Saved | None:
-        """What this rank alone has of that; None before the first step."""
+        """This rank's own kept parts; None before the first step."""
         return None
 
     def carry(self, saved: Saved) -> None:
-        """Goes on with that in a new round."""
+        """Continues with that in a new round."""
 
     def contribution(self) -> Any:
-        """What only this rank knows, for merge(): of JSON's types."""
+        """What only this rank knows, for merge(); of JSON's types."""
         return None
 
     def merge(self, contributions: list[Any]) -> None:
-        """Those of all ranks that have the state."""
+        """Merges the values of all ranks that have the state."""
 
     def on_reset(self) -> None:
-        """The number of ranks, or the number of this one, may have changed."""
+        """The number of ranks, or this rank's number, may have changed."""
 
-    # Horovod's
+    # Horovod's interface
 
     def save(self) -> None:
         self._saved = self.capture()
@@ -85,7 +85,7 @@ class Handler(StateHandler):
         self.apply(self._saved)
 
     def sync(self) -> None:
-        """By itself, without the rest of its state: rank 0 is the source."""
+        """Synchronizes on its own, without the rest of its state; rank 0 is the source."""
         from dad._lib import _core
         from dad.elastic.snapshot import send
 
@@ -98,7 +98,7 @@ class Handler(StateHandler):
 
 
 class ForeignHandler(Handler):
-    """Around a handler of the user's, which knows one version and synchronizes by itself."""
+    """Wraps a handler of the user's, which knows one version and synchronizes by itself."""
 
     def __init__(self, handler: StateHandler) -> None:
         self.handler = handler
@@ -119,7 +119,7 @@ class ForeignHandler(Handler):
 
 
 class StateDictHandler(Handler):
-    """Handles what has state_dict() and load_state_dict()."""
+    """Handles objects that have state_dict() and load_state_dict()."""
 
     def capture(self) -> Any:
         return copy.deepcopy(self.value.state_dict())
@@ -129,7 +129,7 @@ class StateDictHandler(Handler):
 
 
 class SamplerHandler(StateDictHandler):
-    """Handles an ElasticSampler. Ranks may have recorded different samples: all of them count."""
+    """Handles an ElasticSampler. Ranks may have recorded different samples, and all of them count."""
 
     def contribution(self) -> list[int]:
         return sorted(self.value.processed_indices)
@@ -143,7 +143,7 @@ class SamplerHandler(StateDictHandler):
 
 
 def copied(value: Any) -> Any:
-    """What cannot be copied is kept as it is."""
+    """A value that cannot be copied is kept as it is."""
     try:
         return copy.deepcopy(value)
     except Exception:

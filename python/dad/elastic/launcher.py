@@ -1,8 +1,9 @@
 """What a worker asks an elastic launcher: which rank it has now.
 
-The launcher is horovodrun or dadrun; both speak Horovod's protocol. A worker is known by its host and its
-slot on it (the local rank that it was started with), which stay. GET /rank_and_size/<host>:<slot> says "ready
-for the next round", and is answered when every worker of the round before is ready or gone.
+The launcher is horovodrun or dadrun; both speak Horovod's protocol. A worker is identified by its host and
+its slot on that host (the local rank that it was started with), which do not change. GET
+/rank_and_size/<host>:<slot> says "ready for the next round", and is answered when every worker of the
+previous round is ready or gone.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _TIMEOUT_SECONDS = 600.0
 
 
 class Place(NamedTuple):
-    """In the order of the launcher's answer."""
+    """The fields, in the order of the launcher's answer."""
 
     rank: int
     size: int
@@ -58,7 +59,7 @@ _own_slot: str | None = None
 
 
 def own_slot(environ: Mapping[str, str]) -> str | None:
-    """<host>:<local rank>, by which the launcher knows this process: as it was started."""
+    """<host>:<local rank>: the identity of this process for the launcher, fixed at its start."""
     global _own_slot
     if _own_slot is None:
         host, local_rank = _text(environ, "HOSTNAME"), _text(environ, "LOCAL_RANK")
@@ -67,18 +68,18 @@ def own_slot(environ: Mapping[str, str]) -> str | None:
 
 
 def has_place(environ: Mapping[str, str]) -> bool:
-    """Whether the launcher has said which rank this process has."""
+    """Whether the launcher has told this process its rank."""
     return _text(environ, "RANK") is not None and _text(environ, "SIZE") is not None
 
 
 def elastic_timeout(environ: Mapping[str, str] = os.environ) -> float:
-    """How long a job may wait until it can go on."""
+    """For how long a job may wait until it can continue."""
     value = environ.get("HOROVOD_ELASTIC_TIMEOUT")
     return float(value) if value else _TIMEOUT_SECONDS
 
 
 def import_late_modules() -> None:
-    """Of a newcomer, before the others make room for it: from then on they wait for it.
+    """Prepares a newcomer before the others make room for it, since from then on they wait for it.
 
     The first optimizer imports torch._dynamo, which takes seconds on a busy machine.
     """
@@ -88,7 +89,8 @@ def import_late_modules() -> None:
 
 
 def ask_place(environ: Mapping[str, str]) -> Place:
-    """Waits until the launcher has made a new round of the job. LeftJobError if this worker is not in it."""
+    """Waits until the launcher has made a new round of the job. Raises LeftJobError if this worker is not in
+    it."""
     store, slot = store_address(environ), own_slot(environ)
     if store is None or slot is None:
         raise DadInternalError(
@@ -122,7 +124,7 @@ def _get(store: str, slot: str, seconds: float) -> str:
 
 
 def take_place(place: Place, environ: MutableMapping[str, str]) -> None:
-    """Writes it where the launcher had left the place of the round before."""
+    """Writes the place to where the launcher had left that of the previous round."""
     own_slot(environ)
     dad = any(environ.get(f"DAD_{field.upper()}") for field in ("rank", "size"))
     for family in ("DAD", "HOROVOD") if dad else ("HOROVOD",):

@@ -21,9 +21,10 @@ from dad.runner import greeting, network, secret
 from dad.runner.kv import KeyValueClient
 
 _SCOPE = "worker_addresses"
-_REQUEST_SECONDS = 10.0  # that a client may take, from its first byte to its last
+_REQUEST_SECONDS = 10.0  # for a client, from its first byte to its last
 _KEY_BYTES = 32
-# Connections that are being served. One more, and the oldest has to go: a launcher takes milliseconds.
+# The most connections to serve at a time. If there is one more, the oldest is closed: a launcher takes
+# milliseconds.
 _MOST_CONNECTIONS = 32
 
 
@@ -49,7 +50,7 @@ class _Handler(socketserver.StreamRequestHandler):
 
 
 class _Stream:
-    """A socket that has until `deadline`, however slowly the bytes come."""
+    """A socket with a total deadline, however slowly the bytes come."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self._connection = connection
@@ -108,10 +109,10 @@ class _Server(socketserver.ThreadingTCPServer):
         super().shutdown_request(request)
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing of a stranger's doing goes to the output of the rank."""
+        """A stranger's requests must not write to the output of the rank."""
 
     def refused(self, source: str, error: Exception) -> None:
-        """A stranger, or a launcher that is gone."""
+        """The connection is from a stranger, or from a launcher that is gone."""
         self.num_refused += 1
         if source not in self._named and len(self._named) < 64:
             self._named.add(source)
@@ -124,7 +125,7 @@ class _Server(socketserver.ThreadingTCPServer):
 
 
 class WorkerNotificationManager:
-    """One per process. Does nothing where no elastic launcher has started it."""
+    """One per process. Does nothing in a process that no elastic launcher has started."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -138,11 +139,11 @@ class WorkerNotificationManager:
             store, slot = store_address(os.environ), own_slot(os.environ)
             if store is None or slot is None or (self._server is not None and self._pid == os.getpid()):
                 return
-            # Where the store knows the job's secret, so does the launcher, and no key has to go there.
+            # If the store knows the job's secret, the launcher does too, and no key has to be sent there.
             known = secret.of_rank(os.environ) if secret.key_of_rank(os.environ) else b""
             key = secret.notification_key(known, slot) if known else secrets.token_bytes(_KEY_BYTES)
             addresses = _addresses()
-            # Only where the launcher can reach us anyway.
+            # If the launcher can reach just one address, the service listens only there.
             only = next(iter(addresses.values())) if len(addresses) == 1 else ""
             self._server, self._pid = _Server(only, key, bool(known), self), os.getpid()
             threading.Thread(target=self._server.serve_forever, name="dad-notification", daemon=True).start()

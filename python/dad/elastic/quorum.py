@@ -1,10 +1,10 @@
-"""Decides which rank gives the state of a job to which, after its group has changed. It is a pure function of
-what ranks say.
+"""Decides which rank sends the state of a job to which, after its group has changed. It is a pure function of
+what ranks report.
 
 A *version* is a state of the job that all ranks of a group had: each commit makes one, and each sync(). A
-rank keeps a version as pending until it knows that all others have it, too, and the one before until then;
-so there is always a version that all survivors have. The *group* of a version is its ranks' members, that is
-processes, since ranks change.
+rank keeps a version as pending until it knows that all others have it too, and keeps the previous one until
+then. So there is always a version that all survivors have. The *group* of a version is the processes of its
+ranks, since ranks change.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ from dad.rank_groups import name_ranks
 class Claim:
     """What a rank says about itself when a round begins.
 
-    member: of this process, for all its life. versions: those that it could go back to. confirmed: the newest
-    that it knows all of `group` to have; 0: it has never had the state of the job. left_in_order: it came to
-    this round because all of its group agreed to, not because some were lost. total: it has the sum of what
-    all of them kept for later steps. norms: of what each member kept, at the confirmed version.
+    member: names this process for its whole life. versions: those that it could go back to. confirmed: the
+    newest that all of `group` are known to have; 0: it has never had the state of the job. left_in_order: it
+    came to this round because all of its group agreed to, not because some were lost. total: it has the sum
+    of what all of them kept for later steps. norms: the norm of what each member kept, at the confirmed
+    version.
     """
 
     member: str
@@ -44,10 +45,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """version: that all survivors go on from; 0: nobody has a state, this is the beginning. survivors: the
-    ranks that have it; the first is the source. next_version: what they will then have. lost: members of the
-    last group that are not here. in_order: they were there when all agreed to part. unchanged: every rank has
-    the place that it had."""
+    """version: the one that all survivors continue from; 0: there is no state, this is the beginning.
+    survivors: the ranks that have it; the first is the source. next_version: the version that they have
+    afterwards. lost: members of the last group that are missing. in_order: the group parted by agreement.
+    unchanged: every rank has its previous place."""
 
     version: int
     survivors: tuple[int, ...]
@@ -64,8 +65,8 @@ class Decision:
 
 
 def decide(claims: Sequence[Claim], minority_may_go_on: bool = False) -> Decision:
-    """From the claims of all ranks, in rank order, the same on each of them. LostStateError if the job must
-    not go on."""
+    """Decides from the claims of all ranks, in rank order, the same on each of them. Raises LostStateError if
+    the job must not continue."""
     newest = max(claims, key=lambda claim: claim.confirmed)
     if newest.confirmed == 0:
         if any(claim.knows_of_state for claim in claims):
@@ -88,10 +89,10 @@ def decide(claims: Sequence[Claim], minority_may_go_on: bool = False) -> Decisio
     common = set.intersection(*(set(claims[rank].versions) for rank in here))
     if common:
         version, survivors = max(common), here
-    else:  # of a state whose save() was called without commit()
+    else:  # a state whose save() was called without commit()
         version = max(max(claims[rank].versions) for rank in here)
         survivors = [rank for rank in here if version in claims[rank].versions]
-    # The first is to have nothing newer, so that what it has now is this version.
+    # The source must have nothing newer, so that what it has now is this version.
     survivors.sort(key=lambda rank: (max(claims[rank].versions) != version, rank))
     return Decision(
         version,

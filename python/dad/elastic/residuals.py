@@ -1,13 +1,13 @@
-"""What ranks keep of gradients for later steps, from one round of a job to the next.
+"""Carries what ranks keep of gradients for later steps from one round of a job to the next.
 
 The rule is that of checkpoints (states.py): the share v_w of a rank in what is still to be applied does not
-depend on the number of ranks. So a survivor goes on with its own v_w, whatever its rank is now, and a
+depend on the number of ranks. So a survivor continues with its own v_w, whatever its rank is now, and a
 newcomer begins with none. What was applied and the sum of v_w together are the sum of all committed
-gradients, less the v_w of lost ranks. Where ranks part in order, they first add up all v_w, and those who
+gradients, less the v_w of lost ranks. If ranks leave in order, they first add up all v_w, and the ranks that
 stay share the sum.
 
-Where every rank has the place that it had, states go on with the same bits. Else they are made anew from v_w
-on all ranks: warm starts have to be the same everywhere.
+If every rank has its previous place, states continue with the same bits. Otherwise they are made anew from
+v_w on all ranks, because warm starts have to be the same everywhere.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def norm_of(saved: Saved | None) -> float:
 
 
 def without_residuals(saved: Saved) -> Saved:
-    """What all ranks have in common of it: the plan, and where they are in it."""
+    """What all ranks have in common: the plan, and their place in it."""
     return {**saved, "states": {}, "kept": {}, "kept_by": Plan().as_dict()}
 
 
 def carried(
     mine: Saved | None, common: Saved, circle: Circle, unchanged: bool, part_of_total: Tensors | None
 ) -> Saved:
-    """The state with which a rank goes on in a new round.
+    """The state with which a rank continues in a new round.
 
     mine: its own in the round before; None for a newcomer. common: the source's, without_residuals().
     part_of_total: what takes the place of its own v_w.
@@ -62,7 +62,7 @@ def carried(
 
 
 def total_of(saved: Saved, rank: int, size: int) -> Tensors:
-    """On all ranks: Σ v_w. All of it is known to all."""
+    """Σ v_w, computed together on all ranks. Every rank gets all of it."""
     mine = saved_shares(saved)
     total: Tensors = {}
     for name, shape, dtype, *_ in saved["tensors"]:
@@ -85,5 +85,5 @@ def total_of(saved: Saved, rank: int, size: int) -> Tensors:
 
 
 def share_equally(total: Tensors, parts: int) -> Tensors:
-    """What one of those who stay takes."""
+    """The share of each rank that stays."""
     return {name: tensor / tensor.dtype.type(parts) for name, tensor in total.items()}

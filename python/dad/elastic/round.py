@@ -1,14 +1,14 @@
 """The ranks of a round meet, and agree on a name for it that no earlier round had.
 
-dadrun gives each round a name. No worker can take that of another round for it: the next one does not begin
-before each member of this one has asked for a place in it, or has ended. With a horovodrun the ranks find
-one by themselves:
+dadrun gives each round a name. A worker cannot mistake the name of another round for it: the next round does
+not begin before each member of this one has asked for a place in it, or has ended. With a horovodrun, the
+ranks agree on a name themselves:
 
 Ranks have called init() different numbers of times, and the store may still hold what an earlier round has
-left there, also what a worker left that died while it met the others. So every rank puts a seat with a fresh
-number of its own; rank 0 publishes the seats that it has seen under a fresh token; a rank that finds its own
-number there confirms the token; and when all have confirmed the same one, rank 0 says so. A rank that comes
-late, in the seat of one that died meanwhile, makes rank 0 begin again.
+left there, or what a worker left that died while it met the others. So every rank puts a seat with a fresh
+number of its own, and rank 0 publishes the seats that it has seen under a fresh token. A rank that finds its
+own number there confirms the token. When all have confirmed the same one, rank 0 says so. If a rank comes
+late, in the seat of one that died meanwhile, rank 0 begins again.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Round:
 
 
 def meet_round(world: World, store: Store | None = None) -> Round:
-    """Meets the other ranks of this round. DadInternalError if some do not come, or if the launcher's store
-    says that they will not: then the next round has to be asked for."""
+    """Meets the other ranks of this round. Raises DadInternalError if some do not come, or if the launcher's
+    store says that they will not; the next round has to be requested then."""
     if world.size == 1:
         return Round(secrets.token_hex(8), world.job or new_job_id())
     store = KeyValueClient(world.rendezvous) if store is None else store

@@ -1,4 +1,4 @@
-"""run(): trains on while ranks come and go."""
+"""run(): trains on while ranks join and leave."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from dad.log import log
 def run(func: Callable[..., Any]) -> Callable[..., Any]:
     """Decorates the function that trains in an elastic job; its first argument is a State.
 
-    It is called with all ranks in the same state, and again when ranks were lost (then from the last
-    commit) or when the launcher has added or removed hosts (then from where it was).
+    It is called with all ranks in the same state, and again when ranks were lost (then from the last commit)
+    or when the launcher has added or removed hosts (then from its current place).
 
-    A new rank begins with the function, too: what comes before it must not call collectives. Make the
-    model, the optimizer and the state there, and train in the function. A worker whose host was removed
-    leaves the process with status 1; the launcher does not count it.
+    A new rank begins with the function too: what comes before it must not call collectives. Make the model,
+    the optimizer and the state there, and train in the function. A worker whose host was removed leaves the
+    process with status 1; the launcher does not count that.
 
     Args:
         func: the function.
@@ -40,7 +40,7 @@ def run(func: Callable[..., Any]) -> Callable[..., Any]:
 
     Raises:
         LostStateError: the ranks that are left must not go on.
-        MismatchError: ranks disagree, which would come again.
+        MismatchError: ranks disagree, which would happen again.
 
     Example::
 
@@ -67,7 +67,7 @@ def reset() -> None:
 
 
 def run_fn(func: Callable[..., Any], reset: Callable[[], None]) -> Callable[..., Any]:
-    """As run(), with another way to meet the ranks of the next round.
+    """Like run(), with another way to meet the ranks of the next round.
 
     Args:
         func: the function that trains.
@@ -106,14 +106,14 @@ def _run(train: Callable[[], Any], state: State, reset: Callable[[], None]) -> A
                 state.sync()
             return train()
         except MismatchError:
-            raise  # it would come again
+            raise  # it would happen again
         except DadInternalError as error:
             lost = error
         except HostsUpdatedInterrupt as interrupt:
             skip_sync = interrupt.skip_sync and not state.synchronizes_always
             lost = _leave_in_order(state)
         except Exception as error:
-            # TensorFlow has errors of its own for what comes out of an op.
+            # TensorFlow has its own errors for what an op raises.
             if isinstance(error, Error) or not _has_lost_a_peer():
                 raise
             lost = DadInternalError(f"{type(error).__name__}: … {' '.join(str(error).split())[-200:]}")
@@ -133,7 +133,7 @@ def _has_lost_a_peer() -> bool:
 
 
 def _leave_in_order(state: State) -> DadInternalError | None:
-    """All ranks have come here; the error of one that was lost meanwhile."""
+    """All ranks have come here; returns the error of one that was lost meanwhile."""
     try:
         state.before_leaving()
     except MismatchError:

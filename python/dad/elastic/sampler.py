@@ -10,7 +10,7 @@ from dad import basics
 
 
 class Share:
-    """Divides what is left of an epoch among the ranks. The base of the ElasticSampler of each framework.
+    """Divides the rest of an epoch among the ranks. The base of the ElasticSampler of each framework.
 
     dataset: something with a length. shuffle: whether the order is another one in each epoch. seed: of that
     order, the same on all ranks.
@@ -26,19 +26,19 @@ class Share:
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, of which nothing was processed. Call it at the end of the epoch before: an epoch
-        that is continued after a reset must not begin anew."""
+        """Begins an epoch with no sample processed. Call it at the end of the previous epoch: an epoch that
+        is continued after a reset must not begin anew."""
         self.epoch = epoch
         self.processed_num = 0
         self.processed_indices = set()
         self.reset()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
-        """Every rank has processed so many more samples, in the order in which it got them."""
+        """Every rank has processed this many more samples, in the order in which it got them."""
         self.processed_num += batch_size * self.num_replicas
 
     def record_indices(self, indices: Iterable[int]) -> None:
-        """This rank has processed these samples, in any order: for ranks that do not have equally many. Use
+        """This rank has processed these samples, in any order: for ranks with unequal numbers of samples. Use
         either this or record_batch()."""
         self.processed_indices.update(int(index) for index in indices)
 
@@ -55,14 +55,14 @@ class Share:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Divides what that leaves of the epoch."""
+        """Divides the rest of the epoch after the given samples."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict.get("processed_num", 0)
         self.processed_indices = set(state_dict.get("processed_indices", ()))
         self.reset()
 
     def reset(self) -> None:
-        """Divides what is left of the epoch among the ranks that there are now."""
+        """Divides the rest of the epoch among the present ranks."""
         self.num_replicas = basics.size()
         self.rank = basics.rank()
         order = list(range(len(self.dataset)))
@@ -74,7 +74,7 @@ class Share:
         self.total_size = self.num_samples * self.num_replicas
 
     def _own(self) -> list[int]:
-        """This rank's share. All ranks have equally many: the first samples come twice if need be."""
+        """This rank's share. All ranks have equally many; the first samples repeat if need be."""
         left = self.remaining_indices
         if not left:
             return []

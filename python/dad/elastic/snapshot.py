@@ -1,4 +1,4 @@
-"""What is compared and sent of a state: digests, and bytes from the source to those who lack them."""
+"""Compares and sends a state: digests, and bytes from the source to the ranks that lack them."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), np.generic)
 
 
 def digest(tree: Any, as_array: Callable[[Any], np.ndarray | None] = lambda leaf: None) -> str:
-    """Of nested dicts, lists and tuples of arrays, numbers and strings; the same for the same bits. Of any
-    other object its class counts: Python does not promise that equal ones have equal bytes.
+    """The digest of nested dicts, lists and tuples of arrays, numbers and strings; the same for the same
+    bits. For any other object its class counts, because Python does not promise that equal objects have equal
+    bytes.
 
-    as_array: the memory of a tensor of a framework; None of what is no tensor.
+    as_array: the memory of a tensor of a framework; None for anything else.
     """
     found = hashlib.blake2b(digest_size=16)
 
@@ -51,8 +52,8 @@ def digest(tree: Any, as_array: Callable[[Any], np.ndarray | None] = lambda leaf
 
 
 def send(source: int, rank: int, parts: Sequence[bytes]) -> bytes:
-    """On all ranks: the source has bytes for each rank; what it has sent to this one. DadInternalError if
-    they did not come as they were sent."""
+    """Called on all ranks: the source has bytes for each rank. Returns what it sent to this one. Raises
+    DadInternalError if the bytes differ from what was sent."""
     sums = [hashlib.blake2b(part, digest_size=16).digest() for part in parts]
     heads = [len(part).to_bytes(8, "little") + sums[i] for i, part in enumerate(parts)]
     size = _core.size()
@@ -71,7 +72,7 @@ def send(source: int, rank: int, parts: Sequence[bytes]) -> bytes:
 
 
 def sum_over_ranks(vector: np.ndarray, rank: int, size: int) -> np.ndarray:
-    """On all ranks: the sum of their vectors, in rank order, the same bits everywhere."""
+    """Called on all ranks: the sum of their vectors, in rank order, with the same bits everywhere."""
     if size == 1:
         return vector
     pieces = np.array_split(vector, size)

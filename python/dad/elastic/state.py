@@ -1,5 +1,5 @@
-"""State and ObjectState: what a job continues from when ranks come and go. They are used as Horovod's are;
-sync.py says what is different inside."""
+"""State and ObjectState: what a job continues from when ranks join and leave. They are used as in Horovod;
+sync.py describes what is different inside."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from dad.state.kept import Tensors
 
 
 class Update(NamedTuple):
-    """What the launcher has said, and when it came here."""
+    """What the launcher has announced, and when it arrived."""
 
     timestamp: int
     result: HostUpdateResult
@@ -33,7 +33,7 @@ class Update(NamedTuple):
 
 
 def member_name() -> str:
-    """The name of this process among all that were ever in the job; made once."""
+    """The name of this process among all processes that were ever in the job; made once."""
     global _member
     if _member is None or _member[0] != os.getpid():
         where = os.environ.get("DAD_HOSTNAME") or os.environ.get("HOROVOD_HOSTNAME") or "?"
@@ -82,12 +82,12 @@ class State:
         self._reset_callbacks: list[Callable[[], None]] = []
 
     def register_reset_callbacks(self, callbacks: Sequence[Callable[[], None]]) -> None:
-        """Functions to call after the ranks have changed and before their states are synchronized, for
-        example to change the learning rate with the number of ranks."""
+        """Registers functions to call after the ranks have changed and before their states are synchronized,
+        for example to change the learning rate with the number of ranks."""
         self._reset_callbacks.extend(callbacks)
 
     def on_reset(self) -> None:
-        """The ranks have changed: called on those that were there before."""
+        """The ranks have changed: called on those that were already there."""
         known_at = basics.place_taken_at()
         later = [message for message in self._drained() if message.came_at > known_at]
         for message in later:  # the launcher did not know of them when it made this round
@@ -97,22 +97,23 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: int, update_res: HostUpdateResult) -> None:
-        """The launcher says that hosts were added or removed; on a thread of its own."""
+        """The launcher announces that hosts were added or removed; on a thread of its own."""
         self._host_messages.put(Update(timestamp, update_res, time.monotonic()))
 
     def commit(self) -> None:
-        """Saves the state, and sees whether hosts have changed: HostsUpdatedInterrupt on all ranks if so.
-        All ranks call it at the same point. It copies the state, so not every batch may be worth one."""
+        """Saves the state and checks whether hosts have changed; raises HostsUpdatedInterrupt on all ranks if
+        so. All ranks call it at the same point. It copies the state, so calling it after every batch may cost
+        too much."""
         self.save()
         self.check_host_updates()
 
     def check_host_updates(self) -> None:
-        """HostsUpdatedInterrupt on all ranks if the launcher has told one of them that hosts have changed.
-        All ranks call it at the same point."""
+        """Raises HostsUpdatedInterrupt on all ranks if the launcher has told one of them that hosts have
+        changed. All ranks call it at the same point."""
         self._check(exchange("updates", self._say()))
 
     def _say(self) -> dict[str, Any]:
-        """What this rank tells the others when it checks."""
+        """What this rank tells the others at the check."""
         # The launcher counts in seconds: two changes may have the same time.
         messages = [one for one in self._drained() if one.timestamp >= self._last_updated_timestamp]
         result = HostUpdateResult.no_update
@@ -138,21 +139,22 @@ class State:
     # For run()
 
     def before_leaving(self) -> None:
-        """All ranks have agreed to make a new round, and are still there."""
+        """All ranks have agreed to make a new round, and all are still there."""
 
     @property
     def synchronizes_always(self) -> bool:
-        """Whether sync() is called also where Horovod leaves it out, since only removed ranks are missing."""
+        """Whether sync() is called even if only removed ranks are missing, in which case Horovod leaves it
+        out."""
         return False
 
-    # Of derived classes
+    # For derived classes
 
     def save(self) -> None:
-        """Copies the state to memory of the host."""
+        """Copies the state to host memory."""
         raise NotImplementedError
 
     def restore(self) -> None:
-        """Goes back to what was saved last."""
+        """Goes back to the last saved state."""
         raise NotImplementedError
 
     def sync(self) -> None:
@@ -192,7 +194,7 @@ class ObjectState(State):
         self._set_attrs()
         super().__init__(bcast_object, get_rank)
         self._commits = Commits(self._snapshot())
-        self._inits = basics.num_inits()  # when what ranks keep was where the snapshots say
+        self._inits = basics.num_inits()  # when the kept parts were where the snapshots say
         self._left_in_order = False
         self._totals: dict[str, Tensors] | None = None
 
@@ -205,8 +207,9 @@ class ObjectState(State):
         self._take(self._commits[self._commits.newest])
 
     def sync(self) -> None:
-        """Gives all ranks the state of a rank that has it: where ranks have come and gone, that of the last
-        commit. LostStateError if the job must not go on without those that are gone (sync.py)."""
+        """Gives all ranks the state of a rank that has it: the state of the last commit, if ranks have joined
+        and left. Raises LostStateError if the job must not continue without the ranks that are gone
+        (sync.py)."""
         from dad.elastic.sync import synchronize
 
         synchronize(self)
@@ -216,8 +219,8 @@ class ObjectState(State):
             handler.on_reset()
 
     def before_leaving(self) -> None:
-        """Saves what the ranks have now, and adds up what they have kept of gradients for later steps: nobody
-        knows yet who will be there."""
+        """Saves what the ranks have now, and adds up what they kept of gradients for later steps, because
+        nobody knows yet which ranks will be there."""
         self._commits.add(self._snapshot())
         kept = self._commits[self._commits.newest].kept
         totals = {}
@@ -247,7 +250,7 @@ class ObjectState(State):
         super()._check(said)
 
     def _norm(self) -> float:
-        """The norm of what this rank has kept, at its newest version."""
+        """The norm of this rank's kept parts, at its newest version."""
         norms = [norm_of(saved) for saved in self._commits[self._commits.newest].kept.values()]
         return float(sum(norm * norm for norm in norms) ** 0.5)
 
@@ -263,11 +266,11 @@ class ObjectState(State):
         return digest(part, self._as_array)
 
     def _as_array(self, leaf: Any) -> np.ndarray | None:
-        """The memory of a tensor of a framework; None of anything else."""
+        """The memory of a tensor of a framework; None for anything else."""
         return None
 
     def _take(self, snapshot: Snapshot) -> None:
-        """Its objects and parts; what this rank has kept follows when the ranks have met again."""
+        """Restores its objects and parts; what this rank kept follows when the ranks have met again."""
         for name, part in snapshot.parts.items():
             self._handlers[name].apply(part)
         self._saved_state = {name: copied(value) for name, value in snapshot.objects.items()}

@@ -1,14 +1,14 @@
 """Brings all ranks of a round to one state.
 
-Horovod broadcasts rank 0's state. But rank 0 may be a newcomer, and survivors may be one commit apart, if a
-rank was lost between two of them. So here
-1. ranks say which versions they have, and every one computes who has the state of the job (quorum.py);
-2. survivors go back to the newest version that all of them have;
-3. ranks compare digests of the parts of their states, and the source sends each of the others what it lacks:
-   nothing, as a rule, to survivors;
-4. what ranks have kept of gradients for later steps is carried over (residuals.py);
-5. digests of all parts are compared. Only then the state counts as committed by the new group, and the
-   function that trains is called: a newcomer contributes nothing before.
+Horovod broadcasts rank 0's state. But rank 0 may be a newcomer, and survivors may be one commit apart if a
+rank was lost between two of them. So dad does this:
+1. Ranks report which versions they have, and each computes who has the state of the job (quorum.py).
+2. Survivors go back to the newest version that all of them have.
+3. Ranks compare digests of the parts of their states. The source sends each of the others what it lacks,
+which is nothing, as a rule, for survivors.
+4. What ranks have kept of gradients for later steps is carried over (residuals.py).
+5. Digests of all parts are compared. Only then does the state count as committed by the new group, and the
+function that trains is called: a newcomer contributes nothing before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SCOPE, _KEY = "dad_elastic", "has_state"
 
 
 def synchronize(state: ObjectState) -> None:
-    """On all ranks."""
+    """Synchronizes; called on all ranks."""
     _Sync(state).run()
 
 
@@ -59,7 +59,7 @@ class _Sync:
 
         state = self._state
         if self._same_engine and state._commits.confirmed:
-            state._commits.add(state._snapshot())  # called by the user: what counts is what ranks have now
+            state._commits.add(state._snapshot())  # called by the user: what ranks have now counts
         claim = self._claim(member_name()).as_dict()
         decision = self._decide([Claim(**one) for one in exchange("claims", claim)])
         self._say_who_is_lost(decision)
@@ -179,10 +179,10 @@ class _Sync:
             return cloudpickle.dumps(self._live.objects)
         return self._state._handlers[name].encode(self._live.parts[name])
 
-    # What they do not
+    # The parts that ranks do not have in common
 
     def _carry(self, decision: Decision) -> None:
-        """Where the engine is the one that has it, it stays where it is."""
+        """A state stays in place if the engine is the one that has it."""
         from dad.elastic.state import exchange
 
         state = self._state
@@ -212,7 +212,7 @@ def _store() -> KeyValueClient | None:
 
 
 def _there_is_a_state() -> bool:
-    """Whether the launcher's store says that ranks have had a state: the whole group may be gone."""
+    """Whether the launcher's store says that ranks have had a state; the whole group may be gone."""
     try:
         store = _store()
         return store is not None and store.get(_SCOPE, _KEY) is not None

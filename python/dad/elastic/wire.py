@@ -1,8 +1,8 @@
-"""Messages of Horovod's notification service: how a launcher tells a worker that hosts have changed.
+"""Messages of Horovod's notification service, by which a launcher tells a worker that hosts have changed.
 
 A message is 32 bytes of HMAC-SHA256 over the body, 4 bytes of length in native order, and the body, a pickle.
-The classes travel by name, so they are pickled under Horovod's names, and read without Horovod. The digest is
-checked before anything is unpickled, and nothing but these classes is.
+Classes are pickled under Horovod's names, and can be read without Horovod. The digest is checked before
+anything is unpickled, and no other classes are accepted.
 """
 
 from __future__ import annotations
@@ -114,8 +114,8 @@ def _class_of(cls: type) -> bytes:
 
 
 def dumps(message: Any) -> bytes:
-    """A pickle of protocol 2 that names Horovod's class. Python's pickler insists on finding the class where
-    its name says."""
+    """A pickle of protocol 2 that names Horovod's class. Python's pickler would insist on finding the class
+    under that name."""
     fields = b"".join(_string(key) + _value(value) for key, value in vars(message).items())
     state = b"}(" + fields + b"ub" if fields else b""
     return b"\x80\x02" + _class_of(type(message)) + b")\x81" + state + b"."
@@ -138,7 +138,7 @@ def write(stream: Writer, key: bytes, message: Any) -> None:
 
 
 def read(stream: Reader, key: bytes) -> Any:
-    """MessageError if it is none, EOFError if it ends too early."""
+    """Raises MessageError if it is not a message, EOFError if it ends too early."""
     head = _read_all(stream.read, DIGEST_BYTES + _LENGTH.size)
     (length,) = _LENGTH.unpack(head[DIGEST_BYTES:])
     if not 0 < length <= _MOST_BYTES:

@@ -1,1 +1,1 @@
-"""Looking at a job: what it has sent, from its report; and what a bug report needs."""
+"""What a job sends, from its report, and what a bug report needs."""

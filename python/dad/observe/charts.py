@@ -23,7 +23,7 @@ def number(value: float | None, shown: str) -> str:
 
 
 def count(value: float | None) -> str:
-    """A cell with bytes; empty if nobody knows how many."""
+    """A cell with bytes; empty if the number is unknown."""
     return number(value, "" if value is None else format_bytes(value))
 
 
@@ -59,7 +59,7 @@ def chart(title: str, points: Sequence[Point], width: int = 420, height: int = 1
 
 
 def spark(values: Sequence[float], width: int = 110, height: int = 18) -> str:
-    """How a value went, from 0 to its largest."""
+    """The course of a value, from 0 to its largest."""
     if len(values) < 2:
         return ""
     top = max(values) or 1.0
@@ -72,7 +72,7 @@ def spark(values: Sequence[float], width: int = 110, height: int = 18) -> str:
 
 
 def heat_map(name: str, title: str, rows: Sequence[tuple[str, list[float | None]]], least: str) -> str:
-    """A row for each tensor, a column for each sample; the darkest is the largest of all values."""
+    """A row for each tensor, a column for each sample; the darkest cell is the largest of all values."""
     most = max((value for _, values in rows for value in values if value is not None), default=0.0) or 1.0
     # "</" would end the script.
     data = json.dumps({"rows": rows, "most": most}).replace("<", "\\u003c")
@@ -91,8 +91,8 @@ def _tensors(number: int) -> str:
 
 
 def gantt(rows: Sequence[Sequence[Any]], late: int, width: int = 900) -> str:
-    """Rows of (name, submitted, first byte, result, last rank), in µs. Names stand where there is room; else
-    those for which rank `late` was last have a mark."""
+    """Rows of (name, submitted, first byte, result, last rank), in µs. Names are shown if there is room;
+    otherwise the tensors for which rank `late` was last have a mark."""
     end = max(row[3] for row in rows) or 1
     thick = 16 if len(rows) <= 60 else 4
     named = thick >= 12

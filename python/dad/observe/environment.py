@@ -1,4 +1,4 @@
-"""`dad env`: what a bug report needs to say of a machine."""
+"""`dad env`: what a bug report needs to know about a machine."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dad.libraries import build_info, is_built, op_folders
 
 PACKAGES = ("torch", "tensorflow", "keras", "tf_keras", "numpy", "horovod", "mpi4py", "cloudpickle")
 PROGRAMS = ("mpirun", "srun", "torchrun", "horovodrun", "ssh", "nvidia-smi", "g++", "cmake")
-# Their values may be secrets, or say more of a place than a report should.
+# Their values may be secrets, or reveal more of a site than a report should.
 _PREFIXES = ("DAD_", "HOROVOD_", "OMP_", "MKL_", "KERAS_", "TF_", "CUDA_", "NCCL_")
 _SECRET = ("SECRET", "KEY", "TOKEN", "PASSWORD")
 
 
 def environment() -> dict[str, str]:
-    """What is here, by name: versions, the build, CPUs, programs and settings.
+    """What is installed here, by name: versions, the build, CPUs, programs and settings.
 
     Example:
         >>> environment()["dad"]

@@ -1,4 +1,4 @@
-"""Where the parts of a report are. Needs no core: `dad top` may look at a job of another installation."""
+"""Where the parts of a report are. Needs no core: `dad top` may read a job of another installation."""
 
 from __future__ import annotations
 

@@ -1,10 +1,11 @@
 """`dad inspect`, and SIGUSR1 to a rank: what all ranks of a running job are doing, in one table.
 
-Every rank listens on a local socket, whose name says process, rank and job. Whoever connects, and is the same
-user, gets the table as text. The rank that is asked asks the others through the core, whose worker threads
-answer, so the table is complete whatever the main threads are stuck in and on whichever hosts they are.
+Every rank listens on a local socket, whose name contains process, rank and job. A client of the same user
+that connects gets the table as text. The rank that is asked asks the others through the core, whose worker
+threads answer, so the table is complete whatever the main threads are stuck in and on whichever hosts they
+are.
 
-The socket is an abstract one: it has no file, and goes when the process does.
+The socket is abstract: it has no file, and disappears with the process.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from dad.observe.table import table
 
 # runner/child.py looks for this name, too.
 PREFIX = "dad-rank."
-# A rank that does not answer takes the others four seconds.
+# A rank that does not answer costs the others four seconds.
 ANSWER_SECONDS = 8.0
 _LONGEST_JOB = 48
 
 _server: _Server | None = None
-_server_pid: int | None = None  # the process whose server it is
+_server_pid: int | None = None  # the process that it serves
 
 
 @dataclass(frozen=True)
@@ -48,11 +49,11 @@ class Door:
         return f"{PREFIX}{self.pid}.{self.rank}.{self.job}"
 
 
-# ---- the rank
+# ---- on the rank
 
 
 def serve(job: str) -> None:
-    """Lets the table be asked for, from now on; called when ranks have met."""
+    """From now on, the table can be requested; called when ranks have met."""
     global _server, _server_pid
     door = Door(os.getpid(), _core.rank(), re.sub(r"[^\w.-]", "_", job)[:_LONGEST_JOB])
     if _server is not None and _server_pid == os.getpid():
@@ -135,11 +136,11 @@ def _user_of(connection: socket.socket) -> int:
     return user
 
 
-# ---- who asks
+# ---- on the asking side
 
 
 def doors() -> list[Door]:
-    """Of all ranks on this machine, in the order of their jobs and ranks."""
+    """The sockets of all ranks on this machine, ordered by job and rank."""
     found = []
     for line in Path("/proc/net/unix").read_text(errors="replace").splitlines():
         if match := re.search(rf" @{re.escape(PREFIX)}(\d+)\.(\d+)\.(\S*)$", line):
@@ -150,7 +151,7 @@ def doors() -> list[Door]:
 
 
 def ask(door: Door) -> str:
-    """Its table. OSError if it does not answer, or is another user's."""
+    """The table of one rank. Raises OSError if it does not answer, or belongs to another user."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(ANSWER_SECONDS)
         connection.connect(f"\0{door.name}")
@@ -165,7 +166,7 @@ def ask(door: Door) -> str:
 
 
 def ancestors(pid: int) -> Iterator[int]:
-    """The process itself, the one that has started it, and so on."""
+    """The process itself, its parent, and so on."""
     while pid > 1:
         yield pid
         try:
@@ -175,7 +176,7 @@ def ancestors(pid: int) -> Iterator[int]:
 
 
 def inspect(job: str | None = None, pid: int | None = None) -> int:
-    """Prints the table of one job; the exit code."""
+    """Prints the table of one job; returns the exit code."""
     all_doors = doors()
     found = [
         door

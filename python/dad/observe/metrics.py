@@ -1,7 +1,7 @@
-"""DAD_METRICS_PORT: what a rank sends, as Prometheus reads it, at http://127.0.0.1:PORT/metrics.
+"""DAD_METRICS_PORT: what a rank sends, in Prometheus' format, at http://127.0.0.1:PORT/metrics.
 
-It listens on the loopback interface only. Ranks of one host have the ports PORT, PORT + 1, … by their local
-ranks.
+It listens on the loopback interface only. The ranks of one host use the ports PORT, PORT + 1, … in the order
+of their local ranks.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Says nothing."""
+        """Logs nothing."""
 
 
-_server: tuple[int, ThreadingHTTPServer] | None = None  # and the process that has it
+_server: tuple[int, ThreadingHTTPServer] | None = None  # and the process that it belongs to
 
 
 def serve() -> None:
-    """Begins to answer if DAD_METRICS_PORT says so; called when ranks have met. A port that is taken is said,
-    and training goes on."""
+    """Begins to answer if DAD_METRICS_PORT is set; called when ranks have met. If the port is taken, that is
+    logged, and training continues."""
     global _server
     asked = os.environ.get("DAD_METRICS_PORT")
     if not asked or (_server is not None and _server[0] == os.getpid()):

@@ -1,4 +1,4 @@
-"""`dad report run.jsonl`: one page, which needs no network, from what DAD_REPORT has written."""
+"""`dad report run.jsonl`: one page that needs no network, from what DAD_REPORT has written."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dad.observe.style import SCRIPT, STYLE
 from dad.planning.text import format_bytes
 
 Line = dict[str, Any]
-# Of these, `effective` is a rank; of the others it is a part.
+# For these kinds `effective` is a rank; for others it is a part.
 _BY_RANK = ("rank_dad", "powersgd")
 
 
@@ -33,7 +33,7 @@ class ReportError(ValueError):
 
 
 def read_report(path: str | Path) -> dict[str, list[Line]]:
-    """The lines of each job in the file, in the order of their ranks; jobs in the order of their ends.
+    """The lines of each job in the file, ordered by rank; jobs ordered by their ends.
 
     Raises:
         ReportError: a line is not one that DAD_REPORT writes; the message has its number.
@@ -114,14 +114,14 @@ def _over_time(samples: Sequence[Line]) -> str:
 
 
 def _methods(lines: Sequence[Line], plan: Sequence[Line], exposed_ms: float | None) -> str:
-    """Predicted against measured, by method."""
+    """Predicted and measured values by method."""
     if not plan:
         return ""
     total = _sent_by_all(lines)
     groups: dict[str, list[Line]] = collections.defaultdict(list)
     for row in plan:
         groups[row["method"]].append(row)
-    # What a plan does not have: metrics, parameters that were broadcast.
+    # Bytes that a plan does not include, such as metrics and broadcast parameters.
     named = {row["name"] for row in plan}
     most = max((sum(total.get(row["name"], 0) for row in rows) for rows in groups.values()), default=0) or 1
     rows = []
@@ -322,7 +322,7 @@ def _effective(value: float) -> str:
 
 
 def _lags(lines: Sequence[Line]) -> dict[int, Line]:
-    """Of the ranks that others have named as the slowest: what the one that waited longest has seen."""
+    """Among the ranks that others named as the slowest: what the rank that waited longest observed."""
     lags: dict[int, Line] = {}
     for line in lines:
         seen = line["stats"].get("slowest")

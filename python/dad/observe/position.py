@@ -1,7 +1,7 @@
-"""Where the main thread of this process is, for the core and for ranks that ask it.
+"""The position of this process's main thread, for the core and for ranks that ask.
 
-A thread waits for questions, so that an answer needs no more than the interpreter's lock for a moment: a main
-thread that is stuck in a collective, in a system call or in a loop of Python has given it up, or will.
+A thread answers questions, so an answer needs no more than the interpreter's lock for a moment: a main thread
+that is stuck in a collective, in a system call or in a loop of Python releases that lock.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _DAD = str(Path(__file__).resolve().parents[1]) + os.sep
 
 
 def start() -> None:
-    """Begins to answer; does nothing if this process does already."""
+    """Begins to answer; does nothing if this process already does."""
     global _pid
     if _pid == os.getpid():
         return
@@ -40,14 +40,14 @@ def _answer() -> None:
         _core.await_program_question()
         try:
             where, stack = position()
-        except Exception as error:  # the question must have an answer
+        except Exception as error:  # the question must be answered
             where, stack = f"not known: {error!r}", ""
         # Names of files need not be UTF-8.
         _core.tell_program_position(*(text.encode(errors="replace").decode() for text in (where, stack)))
 
 
 def position() -> tuple[str, str]:
-    """The line of the user's code in which the main thread is, and its stack, the innermost line last."""
+    """The line of the user's code in which the main thread is, and its stack with the innermost line last."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     if frame is None:
         return "has ended", ""
@@ -56,7 +56,7 @@ def position() -> tuple[str, str]:
 
 
 def describe(frames: list[traceback.FrameSummary]) -> str:
-    """The innermost line of the user's code, and what it has called, if that is somebody else's."""
+    """The innermost line of the user's code, and what it called if that is not the user's."""
     own = [one for one in frames if not _is_library(one.filename)]
     innermost = frames[-1]
     if not own:
@@ -78,7 +78,7 @@ def _line(frame: traceback.FrameSummary) -> str:
 
 
 def _place(frame: traceback.FrameSummary) -> str:
-    """`torch/utils/data/dataloader.py:31`; a file of the user's by its path from the working directory."""
+    """`torch/utils/data/dataloader.py:31`; a file of the user's relative to the working directory."""
     path = os.path.realpath(frame.filename) if os.path.exists(frame.filename) else frame.filename
     here = os.getcwd() + os.sep
     folders = (

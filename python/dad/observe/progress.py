@@ -1,4 +1,4 @@
-"""A line that tells how training goes, for loops that have none."""
+"""A progress line for training loops that have none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dad.observe.scalars import number_of
 from dad.planning.text import format_bytes
 
 _REDRAW_SECONDS = 0.2
-_LINE_SECONDS = 10.0  # where lines stay, in a file or behind dadrun
+_LINE_SECONDS = 10.0  # how often lines are written to a file or behind dadrun
 
 
 class Progress:

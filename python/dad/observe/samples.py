@@ -1,8 +1,8 @@
 """What a job has sent and reached over time, for its report and for `dad top`.
 
-Rank 0 notes a few numbers every second; whenever there are MOST of them, every other one is dropped and the
-interval of those that are kept doubles, so a job of any length has between half as many and MOST. In one
-early second a step is traced. If there is a live file, it has the state of the last second.
+Rank 0 records a few numbers every second. When there are MOST of them, every other one is dropped and the
+interval doubles, so a job of any length has between half of MOST and MOST. One step is traced in an early
+second. If there is a live file, it has the state of the last second.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from dad.observe.trace import StepTrace
 
 MOST = 240
 _SECONDS = 1.0
-# Before it, ranks still settle on what travels together.
+# Before this step, ranks still settle on what travels together.
 _TRACED_AFTER_STEPS = 5
 
 
 class Samples:
     """Takes samples of the core's statistics on a thread of its own, from start() to stop().
 
-    live: gets what the live file is to have, and the seconds since the start.
+    live: gets the content of the live file, and the seconds since the start.
     """
 
     def __init__(
@@ -36,8 +36,8 @@ class Samples:
         live_file: Path | None = None,
         traces: bool = False,
     ) -> None:
-        self._every = 1  # of so many seconds one sample is kept
-        self._seconds = 0  # that have passed
+        self._every = 1  # one sample is kept of this many seconds
+        self._seconds = 0  # seconds that have passed
         self._samples: list[dict[str, Any]] = []
         self._began = 0.0
         self._ended = threading.Event()
@@ -46,7 +46,7 @@ class Samples:
         self._live_file = live_file
         self._trace = StepTrace() if traces else None
         self._lock = threading.Lock()  # of the trace
-        self.step: dict[str, Any] | None = None  # the one that was traced
+        self.step: dict[str, Any] | None = None  # the step that was traced
 
     def start(self) -> None:
         self._began = time.monotonic()
@@ -66,7 +66,7 @@ class Samples:
         return self._samples
 
     def end_trace(self) -> None:
-        """Ends the trace, if one is going on, and there will be none: the user wants another."""
+        """Ends a running trace, and starts no other: the user wants another one."""
         with self._lock:
             if self._trace is not None and self._trace.is_running:
                 self.step = self._trace.stop()
@@ -111,10 +111,10 @@ class Samples:
     def _write_live(self, stats: dict[str, Any], seconds: float) -> None:
         if self._live_file is None or self._live is None:
             return
-        # A reader sees the file before, or this one.
+        # A reader sees either the previous file or this one.
         beside = self._live_file.with_name(self._live_file.name + ".new")
         try:
             beside.write_text(json.dumps(self._live(stats, seconds), default=str))
             os.replace(beside, self._live_file)
         except OSError:
-            self._live_file = None  # a full disk, say; the report itself tells
+            self._live_file = None  # for example a full disk; the report itself reports that

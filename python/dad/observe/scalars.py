@@ -6,12 +6,12 @@ from typing import Any
 
 
 def number_of(value: Any) -> float:
-    """Of a number, or of a tensor that has one."""
+    """Reads a number, or a tensor that holds one."""
     return float(value.detach() if hasattr(value, "detach") else value)
 
 
 def scalars(stats: dict[str, Any], before: dict[str, Any] | None = None) -> dict[str, float]:
-    """Of the steps since `before`, or of all.
+    """Statistics of the steps since `before`, or of all steps.
 
     Example:
         >>> scalars(dad.stats())["dad/bytes_per_step"]

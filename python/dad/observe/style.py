@@ -1,4 +1,4 @@
-"""The look of the report page, and the little that moves on it. Nothing is fetched."""
+"""The look and behaviour of the report page. It fetches nothing."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1f2328; --soft: #59636e; --rule: #d8dee4; --page: #fff;
@@ -38,8 +38,8 @@ input { font: inherit; color: inherit; background: var(--panel); border: 1px sol
   border-radius: 6px; padding: .25em .6em; margin-bottom: .6em }
 """
 
-# Sorts a table by the column that is clicked, hides rows that do not contain what is typed, and paints a
-# map for each canvas: a row for each tensor, a column for each sample.
+# Sorts a table by the clicked column, hides rows that do not contain the typed text, and paints a map for
+# each canvas: a row for each tensor, a column for each sample.
 SCRIPT = """
 for (const table of document.querySelectorAll('table')) {
   const body = table.tBodies[0];

@@ -12,7 +12,7 @@ Snapshot = dict[str, Any]
 
 
 def table(snapshots: Sequence[Snapshot], job: str, asked: int, size: int) -> str:
-    """What the ranks that have answered do, as text. asked: the rank that has asked the others."""
+    """What the ranks that answered are doing, as text. asked: the rank that asked the others."""
     now = time.strftime("%Y-%m-%d %H:%M:%S")
     lines = [f"job {job} at {now}: {len(snapshots)} of {size} ranks have answered rank {asked}"]
     silent = sorted(set(range(size)) - {one["rank"] for one in snapshots})
@@ -75,7 +75,7 @@ def _open(snapshots: Sequence[Snapshot]) -> list[str]:
 
 
 def _stacks(snapshots: Sequence[Snapshot]) -> list[str]:
-    """Ranks with the same stack share it."""
+    """Ranks with the same stack share an entry."""
     groups: dict[str, list[int]] = {}
     for one in snapshots:
         groups.setdefault(one["stack"], []).append(one["rank"])

@@ -1,8 +1,8 @@
-"""Numbers for TensorBoard, without TensorBoard: event files as its readers expect them.
+"""Writes numbers for TensorBoard, without TensorBoard: event files in the format that its readers expect.
 
-A file is a sequence of records: length, checksum of the length, an Event message, checksum of the message.
-Of an Event (tensorflow/core/util/event.proto) only wall_time (1), step (2), file_version (3) and summary (5)
-are written, and of a Summary's values only tag (1) and simple_value (2).
+A file is a sequence of records: length, checksum of the length, an Event message, checksum of the message. Of
+an Event (tensorflow/core/util/event.proto) only wall_time (1), step (2), file_version (3) and summary (5) are
+written, and of a Summary's values only tag (1) and simple_value (2).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _field(number: int, data: bytes) -> bytes:
 
 
 class EventFile:
-    """A file of its own in the folder of a run; TensorBoard shows all files of a folder together."""
+    """One file in the folder of a run; TensorBoard shows all files of a folder together."""
 
     def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         folder = Path(log_dir)

@@ -1,5 +1,5 @@
-"""`dad top run.jsonl`: what a job sends now, in the terminal. Rank 0 of a job with `dadrun --report FILE`
-writes FILE.live every second; nothing else is read, so it works on the host of rank 0."""
+"""`dad top run.jsonl`: shows in the terminal what a job sends now. Rank 0 of a job with `dadrun --report
+FILE` writes FILE.live every second. Nothing else is read, so it works on the host of rank 0."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read_live(report: str | Path) -> State | None:
 
 
 def is_alive(state: State) -> bool:
-    """Whether the rank that wrote it is there."""
+    """Whether the rank that wrote it still exists."""
     try:
         os.kill(int(state["pid"]), 0)
     except ProcessLookupError:
@@ -107,7 +107,7 @@ def _row(name: str, tensor: State, method: str, per_second: float) -> list[str]:
 
 def _columns(header: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    # A long name gives way to the numbers.
+    # Long names are cut so that the numbers fit.
     others = sum(widths[1:]) + 2 * len(widths[1:])
     widths[0] = max(12, min(widths[0], width - others))
     lines = []

@@ -1,4 +1,4 @@
-"""The timeline of one step, for the report: a trace of a second, of which the slowest step is kept."""
+"""The timeline of one step, for the report: a trace of one second, of which the slowest step is kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MOST_TENSORS = 600
 
 
 class StepTrace:
-    """Traces from start() to stop(). There is one trace at a time: a user's own comes first."""
+    """Traces from start() to stop(). There is one trace at a time; a user's own trace takes precedence."""
 
     def __init__(self) -> None:
         self._file: Path | None = None
@@ -32,7 +32,7 @@ class StepTrace:
         _core.start_timeline(name, False)
 
     def stop(self) -> dict[str, Any] | None:
-        """The slowest step that was traced; None if there was none."""
+        """The slowest traced step; None if there was none."""
         if self._file is None:
             return None
         _core.stop_timeline()
@@ -46,8 +46,8 @@ class StepTrace:
 
 
 def slowest_step(events: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-    """Of a trace: {"step", "tensors": [[name, submitted, first byte, result, last rank], …]}, times in µs
-    from the first submit. The first and the last step of a trace may be cut off."""
+    """A trace as {"step", "tensors": [[name, submitted, first byte, result, last rank], …]}, times in µs from
+    the first submit. The first and the last step of a trace may be cut off."""
     names: dict[int, str] = {}
     steps: dict[int, dict[str, list[Any]]] = {}
     for event in events:

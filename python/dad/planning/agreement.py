@@ -1,7 +1,7 @@
 """Ranks compare what their optimizers were made with before the first gradient is sent.
 
-Making an optimizer involves no communication, as in Horovod, so a rank whose model or options differ is
-noticed only when it sends something that the others do not: they would wait for ever. Instead, the first
+Making an optimizer involves no communication, as in Horovod. A rank whose model or options differ would be
+noticed only when it sends something that the others do not, and they would wait for ever. Instead, the first
 step of an optimizer begins with one small exchange: a hash of its options and tensors. If the hashes differ,
 ranks exchange the descriptions themselves, and all of them raise an error that names the first difference.
 
@@ -45,9 +45,9 @@ class Description:
 
 
 class Agreement:
-    """Whether some ranks have made the same of one optimizer.
+    """Detects whether all ranks have made the same optimizer.
 
-    framework: told apart from the optimizers of others in the same process.
+    framework: distinguishes this optimizer from those of other frameworks in the same process.
     """
 
     def __init__(self, ranks: Ranks, framework: str) -> None:
@@ -72,18 +72,18 @@ class Agreement:
                 return
             self._running[1].wait()  # parameters were added since, on all ranks
         self._compared_at = None
-        # Optimizers are numbered in the order in which they are compared, which is that of the first
-        # steps: a rank may have made some that it does not use.
+        # Optimizers are numbered in the order in which they are compared, which is the order of their first
+        # steps: a rank may have made optimizers that it does not use.
         self.name = f"{self._framework}.{self._ranks.next_number(self._framework)}"
         self._running = mine, self._start("settings", [self._ranks.rank_in_job, mine, facts])
 
     def is_over(self, seconds: float) -> bool:
-        """Whether all ranks have begun by that time."""
+        """Whether all ranks have started the comparison by that time."""
         return self._running is not None and self._running[1].wait_for(seconds)
 
     def settle(self, described: Description, facts: Facts) -> list[Facts]:
-        """Compares with the other ranks. Returns what each of them says beside it, in rank order; ranks that
-        have joined say nothing. MismatchError, on all ranks, if they differ."""
+        """Compares with the other ranks. Returns what each of them says besides, in rank order; ranks that
+        have joined say nothing. Raises MismatchError on all ranks if they differ."""
         self.begin(described, facts)
         assert self._running is not None
         (_, gather), self._running = self._running, None
@@ -103,7 +103,7 @@ class Agreement:
 
 
 def common_options(*, compression: Any, op: int, **others: Any) -> dict[str, str]:
-    """The options of an optimizer as a Description has them."""
+    """The options of an optimizer in the form that a Description holds."""
     if isinstance(compression, type) and issubclass(compression, Method):
         compression = compression()  # hvd.Compression.fp16, say
     is_ours = isinstance(compression, Method)

@@ -17,27 +17,27 @@ from dad.planning.lossy import low_rank, quantised
 from dad.planning.types import Choice, Layer, dense_choice
 
 _RANK = 4
-# Tokens give gradients of higher rank than samples do: this part of the smaller side. A transformer 256 wide
-# lost 0.052 nats with rank 16 (benchmarks/accuracy_text.py).
+# Tokens give gradients of higher rank than samples do, so they start at this part of the smaller side. A
+# transformer 256 wide lost 0.052 nats with rank 16 (benchmarks/accuracy_text.py).
 _PART_TOKENS = 8
-_MOST_RANK = 32  # to begin with, of tokens
-# Low rank ends where it would be this part of the smaller side: from there on 8 bits are as cheap.
+_MOST_RANK = 32  # the most to begin with, for tokens
+# The ladder of ranks ends at this part of the smaller side: beyond it, 8 bits per element are as cheap.
 _HALF = 2
-# What can be had for so much more time is taken, if it changes the gradient less.
+# A candidate that changes the gradient less is preferred if it costs at most this factor more time.
 _MARGIN = 1.03
-# The ranks that are tried in turn until a budget is met; None: those of the ladder.
+# The ranks that are tried in turn until a budget is met; None: the ranks of the ladder.
 CAPS = (None, 16, 8, 4, 2, 1)
 
 
 def first_rank(layer: Layer) -> int:
-    """That of the lowest rung."""
+    """The rank of the lowest rung."""
     tokens = any(s.samples and s.rows + s.indexed_rows > s.samples for s in layer.seen)
     part = min(layer.out, layer.columns) // _PART_TOKENS if tokens else 0
     return min(max(part, _RANK), _MOST_RANK)
 
 
 def ranks(layer: Layer) -> list[int]:
-    """Those of the ladder's rungs."""
+    """The ranks of the rungs."""
     ladder = [first_rank(layer)]
     while 2 * ladder[-1] <= min(layer.out, layer.columns) // _HALF:
         ladder.append(2 * ladder[-1])
@@ -48,7 +48,7 @@ def choose(layer: Layer, costs: Costs, cap: int | None) -> Choice:
     """The cheapest in this trial of a plan.
 
     Args:
-        cap: the most rank that there may be; None: what the ladder says.
+        cap: the highest rank that is allowed; None: the ladder decides.
     """
     candidates = list(_candidates(layer, costs, cap))
     least = min(choice.seconds for choice in candidates)
@@ -58,7 +58,7 @@ def choose(layer: Layer, costs: Costs, cap: int | None) -> Choice:
 
 
 def _candidates(layer: Layer, costs: Costs, cap: int | None) -> Iterator[Choice]:
-    """From the one that changes the gradient least."""
+    """Candidates, beginning with those that change the gradient least."""
     dense = dense_choice(layer, costs, "dense is faster here")
     yield dense
     if not layer.dense and layer.used:
@@ -66,7 +66,7 @@ def _candidates(layer: Layer, costs: Costs, cap: int | None) -> Iterator[Choice]
         if by_factors.kind == "factor":
             yield by_factors
     ladder = ranks(layer)
-    # A budget counts more than the guard.
+    # A budget takes precedence over the guard.
     strength = layer.strength if cap is None else 0
     if strength >= len(ladder):
         by_int8 = quantised(layer, _methods.Int8(), costs, "8 bits for each element")

@@ -1,8 +1,8 @@
-"""Between whom methods go: all ranks of a process set, or, where sums go from host to host
+"""Which ranks a method exchanges between: all ranks of a process set or, if sums go from host to host
 (HOROVOD_HIERARCHICAL_ALLREDUCE), one rank of each host.
 
-A host's gradient is the sum inside it, or its part of the mean, so that a method sees a job with one rank
-per host. What it keeps between steps lies with the first rank of each host; the others have nothing.
+A host's gradient is its sum, or its share of the mean, so that a method sees a job with one rank per host.
+The state between steps is kept by the first rank of each host; the other ranks have none.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ Hosts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Place:
-    """Where a state is, or was: of how many that exchange, on which of them, and whether they average."""
+    """How a state is distributed: how many ranks exchange, on which of them it is, and whether they
+    average."""
 
     size: int
     rank: int
@@ -27,7 +28,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Circle:
-    """hosts: the ranks of each; empty where methods go between all ranks. rank: this one's in the set."""
+    """hosts: the ranks of each; empty if methods go between all ranks. rank: this one's in the set."""
 
     num_ranks: int
     rank: int
@@ -45,7 +46,7 @@ class Circle:
         return not self.hosts or any(host[0] == self.rank for host in self.hosts)
 
     def name_of(self, member: int) -> str:
-        """The ranks for which a member of the set has spoken."""
+        """What a member of the set stands for, in messages."""
         rank = f"rank {self.ranks[member]}"
         return f"the host of {rank}" if self.hosts else rank
 
@@ -64,5 +65,5 @@ def circle_of(process_set: ProcessSet) -> Circle:
 
 
 def as_hosts(hosts: Sequence[Sequence[int]]) -> Hosts:
-    """Also of what a checkpoint says."""
+    """Also used for the description in a checkpoint."""
     return tuple(tuple(host) for host in hosts)

@@ -1,6 +1,6 @@
 """What every method would send for a model, and how long a step would take: the tables of `dad plan`.
 
-Everything is computed from what one process has seen of a step. All ranks are taken to see the same.
+Everything is computed from one step of one process; all ranks are assumed to see the same.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ METHODS = (
 )
 _LOSES_NOTHING = ("none", "exact", "dad", "edad")
 _CASTS = {"fp16": 2, "bf16": 2}
-# Below this part of a step, communication is not worth a method; the same gain makes one worth it.
+# No method is recommended if communication is less than this part of a step, or if a method gains less.
 _PAYS = 0.1
 _MOST_WIDTH = 200
 
 
 @dataclass(frozen=True)
 class Result:
-    """One method. by_layer: bytes that a rank sends in a step for each layer, in the order of the model, and
-    the seconds that they take by themselves, without the delay of the line."""
+    """One method. by_layer: for each layer, in the order of the model, the bytes that a rank sends in a step
+    and the seconds they take on their own, without the delay of the line."""
 
     method: str
     by_layer: dict[str, tuple[float, float]]
@@ -133,7 +133,7 @@ class Comparison:
         return blocks
 
     def recommendation(self) -> str:
-        """One sentence or two: the method to begin with, and what it gains."""
+        """One or two sentences: the method to begin with, and what it gains."""
         dense, exact, auto = (self.result(method) for method in ("none", "exact", "auto"))
         if self.size == 1:
             return "Recommendation: nothing, since one rank sends nothing."
@@ -185,7 +185,7 @@ def compare(
 
     Args:
         tensors: of the model, in its order.
-        seen: what a method that looks at the variance saw of them: no method sees more.
+        seen: what a method that looks at the variance observed of them: no method sees more.
         size: the number of ranks.
         line: what a rank can send.
         flops_per_second: of products on this machine.
@@ -233,7 +233,7 @@ def _result(
         add(_first(choice), choice.num_bytes, choice.seconds)
     seconds = sum(one for _, one in by_layer.values())
     if any(num_bytes for num_bytes, _ in by_layer.values()):
-        # Tensors overlap each other. What no plan is made for goes to owners and back.
+        # Tensors overlap each other. Tensors without a plan go to owners and back.
         rounds = [choice.rounds for choice in choices if choice.num_bytes]
         seconds += line.delay * max([*rounds, *([2] if len(layers) < len(tensors) else [])])
     return Result(spec, by_layer, seconds)
@@ -244,7 +244,7 @@ def _method_for(compression: Any, name: str) -> Any:
 
 
 def _without_samples(one: Observation, method: Any) -> Observation:
-    """The same step as a method sees it: only those by variance look at the samples of a norm layer."""
+    """The same step for another method: only variance methods look at the samples of a norm layer."""
     if one.sums and not looks_at_variance(method):
         return replace(one, rows=0, indexed_rows=0, dense=True, sums=False)
     return one
@@ -269,8 +269,8 @@ def layer_of(name: str) -> str:
 
 
 def fold_layers(results: Sequence[Result]) -> list[tuple[str, list[tuple[float, float]]]]:
-    """(name, bytes and seconds by each method). Layers that differ in a number of their names only are one
-    line, with what all of them take together."""
+    """(name, bytes and seconds by each method). Layers whose names differ only in a number share one line,
+    which adds up all of them."""
     columns = {name: [result.by_layer[name] for result in results] for name in results[0].by_layer}
 
     def key(name: str) -> tuple[object, ...]:
@@ -342,7 +342,7 @@ class Rows(list[dict[str, Any]]):
 
     @property
     def comparison(self) -> Comparison:
-        """All methods. Computed when it is first asked for, by another forward and backward pass."""
+        """All methods. Computed on first access, by another forward and backward pass."""
         if self._comparison is None:
             self._comparison = self._compare()
         return self._comparison

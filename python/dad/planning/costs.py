@@ -1,4 +1,4 @@
-"""What the planner counts with: what the line, the machine and the overlap with backward() cost."""
+"""The costs that the planner counts with: the line, the machine, and the overlap with backward()."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dad.planning.types import Choice, Layer
 
-# Memory that is read and written for each byte sent and received over TCP, as far as it takes as long.
+# Memory traffic, in bytes read and written, that takes as long as sending and receiving one byte over TCP.
 _MEMORY_OF_BYTE = 38.0
-# The part of backward() that can hide something: gradients of the first layers come at its end.
+# The part of backward() that can hide communication: gradients of the first layers come at its end.
 _HIDDEN = 0.75
 # Dense tensors up to this size are sent to all ranks at once, larger ones to owners and back: the default of
 # DAD_DIRECT_BYTES.
@@ -20,10 +20,10 @@ DIRECT_BYTES = 4096
 
 @dataclass(frozen=True)
 class Line:
-    """What a rank can send, and the delay of a message one way, in seconds.
+    """The rate at which a rank can send, and the one-way delay of a message in seconds.
 
-    Where ranks share a host, there are two: to those on it, and to the others. The rate is then that to all
-    peers of the one kind together, while all ranks send."""
+    Where ranks share a host there are two lines: to ranks on that host, and to the others. The rate is the
+    total to all peers of one kind, while all ranks send."""
 
     bytes_per_second: float
     delay: float = 0.0
@@ -31,10 +31,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Costs:
-    """What the planner counts with. Rates are the least over the ranks, delays the largest.
+    """The costs that the planner counts with. Rates are the lowest over the ranks, delays the largest.
 
-    Bytes are those that a rank sends; where one rank of each host exchanges for all of it (circle.py), those
-    that a host does, and `size` is the number of hosts."""
+    Bytes are those that a rank sends. If one rank of each host exchanges for it (circle.py), they are those
+    of the host, and `size` is the number of hosts."""
 
     size: int
     bytes_per_second: float  # to other hosts; to all ranks if all are on one
@@ -48,8 +48,9 @@ class Costs:
     backward_seconds: float = 0.0  # of a step, from the first gradient to the last
     shares_cores: bool = False  # what a method computes takes cores from the framework
     measured: bool = False  # else they stay as they are, whatever steps show
-    # How one trial of a plan weighs: what a second of the line counts beside one of work, which is less where
-    # backward() hides it; and whether methods that can choose go without an owner, in one round.
+    # How a trial of a plan weighs costs: how much a second of the line counts relative to a second of work,
+    # which is less if backward() hides it; and whether methods that can choose avoid an owner, which saves a
+    # round.
     line_price: float = 1.0
     one_round: bool = False
 
@@ -59,7 +60,7 @@ class Costs:
 
     @property
     def factor_copies(self) -> int:
-        """How often a rank's factors are sent, and leave its host with those of the host's other ranks."""
+        """How often a rank's factors leave its host, together with those of the host's other ranks."""
         largest = max(self.hosts, default=1)
         return largest * (self.num_ranks - largest)
 
@@ -67,7 +68,7 @@ class Costs:
         return 2 * (self.size - 1) / self.size * layer.elements * layer.element_bytes
 
     def line_seconds(self, num_bytes: float) -> float:
-        """While that many bytes are on their way. Both classes of pairs work at the same time."""
+        """The time that many bytes travel. Both kinds of pairs transfer at the same time."""
         if self.near is None:
             return num_bytes / self.bytes_per_second
         return max(
@@ -79,13 +80,13 @@ class Costs:
         return flops / self.flops_per_second + memory / self.memory_per_second
 
     def seconds(self, num_bytes: float, flops: float, memory: float = 0.0) -> float:
-        """Of one tensor by itself, without delays, as this trial weighs it."""
+        """The costs of one tensor on its own, without delays, as this trial weighs them."""
         return self.line_price * self.line_seconds(num_bytes) + self.work_seconds(
             flops, memory + self._memory_of_bytes(num_bytes)
         )
 
     def _memory_of_bytes(self, num_bytes: float) -> float:
-        """What sending and receiving takes from the framework. Within a host, the rate of the line has it."""
+        """The core time that sending and receiving takes. Within a host, the rate of the line includes it."""
         return _MEMORY_OF_BYTE * num_bytes if self.shares_cores and not self.is_one_host else 0.0
 
     @property
@@ -115,6 +116,6 @@ class Costs:
         return max(0.0, line - (0.0 if self.is_one_host else hides)) + work + delays
 
     def _size_of_dense(self, choices: Iterable[Choice]) -> float:
-        """Of dense tensors all together, which travel in the same messages."""
+        """Costs of all dense tensors together, which travel in the same messages."""
         num_bytes = sum(choice.num_bytes for choice in choices if choice.kind == "dense")
         return num_bytes * self.size / max(2 * (self.size - 1), 1)

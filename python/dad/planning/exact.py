@@ -10,22 +10,22 @@ from dad.planning.costs import Costs
 from dad.planning.types import Choice, Layer
 from dad.planning.types import dense_choice as _dense
 
-# A layer whose A only serves the recursion below it needs one bit per unit for these.
+# With these activations, a layer whose A only serves the recursion below it needs one bit per unit.
 _ONE_BIT = ("relu", "leaky_relu")
-# More rows than planned by this factor ask for a new plan.
+# A new plan is wanted when there are more rows than planned by this factor.
 _ROWS_SLACK = 1.25
 
 
 def chains(layers: Sequence[Layer], by_name: dict[str, Layer], costs: Costs) -> list[Choice]:
     """Chains of edAD: runs of linked layers, cut where that is cheapest."""
-    lower: dict[str, str] = {}  # one for each upper: ranks may have come to it from different layers
+    lower: dict[str, str] = {}  # one per upper: ranks may have reached it from different layers
     for layer in layers:
         if layer.link is not None and _may_chain(layer) and _may_chain(by_name.get(layer.link.upper)):
             lower.setdefault(layer.link.upper, layer.name)
     linked = {name: upper for upper, name in lower.items()}
     uppers = set(linked.values())
     choices = []
-    # edad was asked for by name: what counts is bytes.
+    # edad was requested by name, so only bytes count.
     by_bytes = replace(costs, flops_per_second=float("inf"), line_price=1.0)
     for layer in layers:
         if layer.name not in linked or layer.name in uppers:
@@ -117,7 +117,7 @@ def _chain(run: list[Layer], costs: Costs) -> Choice:
 
 
 def _most_rows(rows: int, num_bytes: float, dense_bytes: float) -> int:
-    """Up to which factors are what was planned for, and less than dense."""
+    """The most rows for which this choice still holds, and is smaller than dense."""
     pays = rows * dense_bytes / num_bytes if num_bytes else 0.0
     return max(rows, int(min(_ROWS_SLACK * rows, pays)))
 

@@ -1,11 +1,11 @@
-"""What watches over `auto`: it raises the layers of whose gradients too little gets through.
+"""The guard of `auto`: it raises the layers whose gradients are sent too incompletely.
 
-What a lossy method does not send waits in a residual. The core measures which part of the energy that waits,
-this step's gradient included, a step has sent (TensorStats::captured). Where that is little, most of a
-gradient is applied many steps late, and training falls behind. At agreed steps all ranks compare what they
-have measured, and layers below the bound begin one rung higher on auto's ladder (auto.py): more rank, then 8
-bits for each element, with which a text model ended within 0.001 nats of dense. They never come down again: a
-layer whose gradient was of high rank early on gains little by less.
+A lossy method leaves what it does not send in a residual. The core measures which part of the waiting energy,
+this step's gradient included, a step has sent (TensorStats::captured). If that part is small, most of a
+gradient is applied many steps late, and training falls behind. At agreed steps all ranks compare their
+measurements. Layers below the bound begin one rung higher on auto's ladder (auto.py): more rank, then 8 bits
+per element, with which a text model ended within 0.001 nats of dense. Layers are never lowered again: a layer
+whose gradient had a high rank early on gains little from less.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from dad.methods import compression as _methods
 from dad.planning import auto
 from dad.planning.types import Choice, Layer
 
-# Of the energy that waits, which part a step has to send.
+# The part of the waiting energy that a step has to send.
 LEAST_CAPTURED = 0.25
-# A layer that is this far below the bound is raised by two rungs at once, or three, ….
+# A layer this far below the bound is raised by two rungs at once, or three, and so on.
 _RUNG = 0.5
 
 
 class Guard:
-    """strengths: of each layer that was raised, by how many rungs. reasons: why, for the plan."""
+    """strengths: by how many rungs each raised layer was raised. reasons: why, for the plan."""
 
     def __init__(self) -> None:
         self.strengths: dict[str, int] = {}
@@ -33,10 +33,10 @@ class Guard:
     def review(
         self, layers: Iterable[Layer], choices: Sequence[Choice], captured: Sequence[Mapping[str, float]]
     ) -> list[str]:
-        """Raises what is below the bound.
+        """Raises the layers that are below the bound.
 
         Args:
-            captured: what each rank has measured, by layer; the least of them counts.
+            captured: what each rank measured, by layer; the lowest value counts.
 
         Returns:
             The names of the layers that were raised.
@@ -65,16 +65,16 @@ class Guard:
 
     @staticmethod
     def is_concerned(captured: Iterable[Mapping[str, float]]) -> bool:
-        """Whether some rank has measured something below the bound."""
+        """Whether some rank measured a value below the bound."""
         return any(part < LEAST_CAPTURED for one in captured for part in one.values())
 
-    # What ranks tell each other, and checkpoints keep
+    # What ranks tell each other, and what checkpoints keep
 
     def as_dict(self) -> dict[str, Any]:
         return {name: [strength, self.reasons[name]] for name, strength in self.strengths.items()}
 
     def take(self, everyone: Iterable[Mapping[str, Any]]) -> None:
-        """The highest that any rank knows of: one that is new in the job knows of none."""
+        """Takes the highest value that any rank knows: a rank that is new in the job knows of none."""
         for one in everyone:
             for name, (strength, reason) in one.items():
                 if strength > self.strengths.get(name, 0):

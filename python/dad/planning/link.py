@@ -1,6 +1,6 @@
-"""Measures what the planner counts with, in less than a second: the line between the ranks, and the machine.
+"""Measures the planner's costs in less than a second: the line between the ranks, and the machine.
 
-All ranks measure at the same time, so that what they share shows: a host's cores, its memory, its cable.
+All ranks measure at the same time, so that the effect of shared cores, memory and cables is included.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from dad.planning.circle import circle_of
 from dad.planning.costs import Costs, Line
 from dad.process_sets import ProcessSet
 
-# Bytes of a sum that tells about how fast the line is; the next one is made to take so many seconds.
+# Bytes of the sum that first estimates the line rate; the next sum is sized to take this many seconds.
 _FIRST_BYTES = 32 << 10
 _PROBE_SECONDS = 0.06
 _MOST_BYTES = 1 << 20
 _NEAR_BYTES = 256 << 10
-# rows, out and columns of a product like those of the exchange, and how often it is done.
+# Rows, outputs and columns of a product like those of the exchange, and how often it is repeated.
 _PRODUCT = (128, 512, 1024)
 _PRODUCTS = 12
-# Of arrays that are larger than a core's own cache.
+# Elements of arrays that exceed a core's own cache.
 _MEMORY_ELEMENTS = 1 << 20
-# Two threads that take more than so many times what one takes share a core.
+# Two threads share a core if they take more than this many times as long as one.
 _SHARES = 1.5
 _UNITS = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12}
-# dᵀ a by whatever the framework multiplies with.
+# Computes dᵀ a by whatever the framework multiplies with.
 Multiply = Callable[[np.ndarray, np.ndarray], object]
 
 
@@ -54,7 +54,7 @@ class Measured:
     near_part: float = 0.0
 
 
-# A line of 100 Mbit: where nothing depends on it but the times that a plan shows, and if deterministic.
+# 100 Mbit: used if times matter only for display, and if results are deterministic.
 GUESSED = Measured(0.0, 1.25e7, 1e10, 1e10, False)
 
 
@@ -77,12 +77,12 @@ def measure_costs(
 
 
 def _is_deterministic() -> bool:
-    """Whether results must not depend on timing (DAD_DETERMINISTIC), so that plans must not, either."""
+    """Whether results must not depend on timing (DAD_DETERMINISTIC); plans must not either."""
     return os.environ.get("DAD_DETERMINISTIC", "0").lower() not in ("", "0", "false", "no", "off")
 
 
 def costs_of(everyone: list[Measured], size: int, hosts: tuple[int, ...] = ()) -> Costs:
-    """The slowest rank is the pace of all."""
+    """The slowest rank sets the pace for all."""
 
     def least(name: str) -> float:
         return min(float(getattr(one, name)) for one in everyone)
@@ -110,7 +110,7 @@ def costs_of(everyone: list[Measured], size: int, hosts: tuple[int, ...] = ()) -
 def measure(process_set: ProcessSet, multiply: Multiply = multiply_arrays) -> Measured:
     """What this rank measures while all others do."""
     circle = circle_of(process_set)
-    share = 2 * (circle.size - 1) / circle.size  # of the bytes of a sum, what a rank sends
+    share = 2 * (circle.size - 1) / circle.size  # the part of a sum's bytes that one rank sends
 
     def probe(num_bytes: int, times: int) -> float:
         name = f"link_probe.{num_bytes}"
@@ -137,13 +137,13 @@ def measure(process_set: ProcessSet, multiply: Multiply = multiply_arrays) -> Me
 
 
 def _near_parts(heard: list[list[Any]]) -> list[float]:
-    """Of each rank: which part of its peers is on its host."""
+    """For each rank: the part of its peers that is on its host."""
     hosts = [one[2] for one in heard]
     return [(hosts.count(host) - 1) / (len(hosts) - 1) for host in hosts]
 
 
 def _near_line(process_set: ProcessSet, on_host: list[bool]) -> tuple[float, float]:
-    """Seconds one way, and bytes per second that this rank sends to its host's other ranks."""
+    """Seconds one way, and bytes per second that this rank sends to the other ranks of its host."""
     rank, _ = process_set.place
     peers = [near and i != rank for i, near in enumerate(on_host)]
 
@@ -176,7 +176,7 @@ def product_rate(multiply: Multiply = multiply_arrays) -> float:
 
 
 def _product_rate_of_many(multiply: Multiply) -> float:
-    """The same in the mean, which shows whom the cores are shared with."""
+    """The same as a mean, which shows whether ranks share cores."""
     rows, out, columns = _PRODUCT
     d, a = np.ones((rows, out), np.float32), np.ones((rows, columns), np.float32)
     multiply(d, a)
@@ -193,7 +193,7 @@ def memory_rate() -> float:
 
 
 def shares_cores() -> bool:
-    """Whether a second thread of this process takes time from the first."""
+    """Whether a second thread of this process slows down the first."""
 
     def work() -> None:
         a = np.ones(1 << 16, np.float32)
@@ -219,11 +219,11 @@ def _best(work: Callable[[], object], times: int = 3) -> float:
     return best
 
 
-# What users say
+# User-supplied link specifications
 
 
 def line_of(link: str) -> Line:
-    """Of a rate, with a delay if there is one: `100mbit`, or `100mbit,25ms`."""
+    """Parses a rate with an optional delay: `100mbit`, or `100mbit,25ms`."""
     rate, _, delay = str(link).partition(",")
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*(us|ms|s)\s*", delay.lower()) if delay else None
     if delay and match is None:
@@ -233,7 +233,7 @@ def line_of(link: str) -> Line:
 
 
 def bytes_per_second(link: str) -> float:
-    """Bytes per second of a rate such as 100mbit."""
+    """Bytes per second for a rate such as 100mbit."""
     match = re.fullmatch(r"\s*([0-9.]+)\s*([kmgt]?)bit(?:/s|ps)?\s*", str(link).lower())
     try:
         rate = float(match[1]) * _UNITS[match[2]] / 8 if match else 0.0
@@ -245,7 +245,7 @@ def bytes_per_second(link: str) -> float:
 
 
 def described_costs(line: Line, size: int, multiply: Multiply = multiply_arrays) -> Costs:
-    """Of `size` ranks on such a line, each on a host like this one that has cores to spare."""
+    """Costs for `size` ranks on such a line, each on a host like this one with cores to spare."""
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r} is not possible; a number of ranks, 1 or more")
     one = Measured(line.delay, line.bytes_per_second, product_rate(multiply), memory_rate(), False)

@@ -10,16 +10,16 @@ from dad.planning.types import ANY_ROWS, Choice, Layer
 from dad.planning.types import dense_choice as _dense
 
 _WIRE_BITS = {"fp32": 32, "bf16": 16, "int8": 8, "int4": 4}
-# Where G comes formed by the framework or from rows: rows beyond this many times the smaller side
-# make the product the main work, and the framework's is as good.
+# For gradients that the framework forms, or that come from rows: with more rows than this many times the
+# smaller side, the product dominates, and the framework computes it as well.
 _FRAMEWORK_PRODUCT_ROWS = 1.0
-# Floating operations for each element and direction: the two products of a subspace iteration, taking off
-# what was sent, and forming the result; with gather one for each rank's directions, with an owner the same
-# once more on it. Beside them the residual and the result are read and written (bytes for each element).
+# Floating operations per element and direction: the two products of a subspace iteration, subtracting what
+# was sent, and forming the result. With gather there is one more for each rank's directions, with an owner
+# the same once more on it. Besides, the residual and the result are read and written (bytes per element).
 _FLOPS_OF_ITERATION = 6.0
 _FLOPS_OF_RESULT = 2.0
 _MEMORY_OF_RESIDUAL = 24.0
-# What coding an element costs, in floating operations of a product that take as long.
+# The cost of coding one element, in floating operations of a product that take as long.
 _CODING_FLOPS = {"int8": 290.0, "qsgd": 1000.0}
 
 
@@ -68,12 +68,12 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
         f"feedback={feedback}",
         layer.text(),
     ]
-    # The dense residual takes the gradient in either form; with many rows their product is most of the
-    # work, and the framework's is as fast.
+    # The dense residual takes the gradient in either form. With many rows, their product is most of the work,
+    # and the framework's is as fast.
     rows_that_pay = (
         int(_FRAMEWORK_PRODUCT_ROWS * min(layer.out, layer.columns)) if feedback == "dense" else ANY_ROWS
     )
-    # A host adds up formed gradients.
+    # The ranks of a host add up formed gradients.
     as_rows = not costs.hosts and (not layer.dense or not layer.used) and layer.rows <= rows_that_pay
     per_direction = _FLOPS_OF_ITERATION + _FLOPS_OF_RESULT * costs.size
     if combine != "gather":
@@ -104,7 +104,7 @@ def _by_rank(layer: Layer, method: _methods.RankDad, costs: Costs) -> Choice:
 
 
 def power_sgd(layer: Layer, method: _methods.PowerSgd, costs: Costs) -> Choice:
-    """Of the formed gradient, and matrices only, as in the paper (arXiv:1905.13727)."""
+    """For the formed gradient and for matrices only, as in the paper (arXiv:1905.13727)."""
     if layer.out <= 1 or layer.columns <= 1:
         return _dense(layer, costs, "has no second dimension", fallback=True)
     by_power = _methods.RankDad(rank=method.rank, combine="power", error_feedback=method.error_feedback)

@@ -1,4 +1,4 @@
-"""What a request by a method ends with, beside its result: the same on all ranks."""
+"""How a request by a method ends, besides its result: the same on all ranks."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _RANK_SHIFT = 8
 
 @dataclass(frozen=True)
 class Outcome:
-    """wants_plan: some rank asks for another plan. not_finite: a gradient was not, so that all ranks got NaN
-    and what was kept is as before. rank: the lowest member of the set where that was; None if nobody knows.
-    too_large: a sparse form was larger than dense."""
+    """wants_plan: some rank asks for another plan. not_finite: a gradient had NaN or infinities, so all ranks
+    got NaN and their state is unchanged. rank: the lowest member of the set with such a gradient; None if
+    unknown. too_large: a sparse form was larger than dense."""
 
     wants_plan: bool = False
     not_finite: bool = False
@@ -24,7 +24,7 @@ class Outcome:
 
     @staticmethod
     def of(value: int) -> Outcome:
-        """The outcome that the value of a ticket stands for."""
+        """Decodes the value of a ticket."""
         if value <= 0:
             return _NOTHING
         number = value >> _RANK_SHIFT

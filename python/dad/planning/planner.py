@@ -1,9 +1,9 @@
-"""Which exchange each layer gets, and why: a pure function of what all ranks have seen.
+"""Which exchange each layer gets, and why: a pure function of what all ranks have observed.
 
-Every rank computes the plan from the same observations, so all have the same one. `exact`, `auto` and options
-that are "auto" leave it to the planner what goes how. It then tries several plans that weigh the line
-differently beside the work, since backward() may hide the one and not the other (costs.py), and takes the one
-that makes a step the least longer.
+Every rank computes the plan from the same observations, so all have the same plan. `exact`, `auto` and
+options that are "auto" leave choices to the planner. It then tries several plans that weigh the line
+differently against the work, since backward() may hide either of them (costs.py), and takes the plan that
+lengthens a step the least.
 """
 
 from __future__ import annotations
@@ -35,11 +35,12 @@ __all__ = [
     "weighs_costs",
 ]
 
-# Seconds of the line in trials of a plan, for one of work. The last is for budgets: bytes alone count.
+# What a second of the line counts in trials of a plan, if one of work counts 1. The last is for budgets:
+# bytes alone count.
 _LINE_PRICES = (0.0, 0.25, 0.5, 1.0, 1e6)
-# A plan that is slower by so much is as good if it was tried earlier, with less work and fewer changes.
+# A plan within this factor of the fastest is preferred if it was tried earlier: less work, fewer changes.
 _AS_GOOD = 1.02
-# From this delay on a round more is seen in a step, and saving one is worth more bytes.
+# From this delay on, a round is noticeable in a step, and saving one is worth more bytes.
 _LONG_DELAY = 1e-3
 
 
@@ -70,12 +71,12 @@ def make_plan(layers: Sequence[Layer], costs: Costs) -> Plan:
 
 
 def weighs_costs(method: _methods.Method, size: int) -> bool:
-    """Whether what `size` ranks send by this method depends on measured costs. Two need no owner anyway."""
+    """Whether the costs decide what `size` ranks send by this method. Two ranks need no owner anyway."""
     return isinstance(method, _WEIGHED) or (size > 2 and getattr(method, "combine", "") == "auto")
 
 
 def _trials(layers: Sequence[Layer], costs: Costs) -> Iterator[Costs]:
-    """The costs as trials of a plan weigh them. With nothing to choose there is one."""
+    """The costs as the trials of a plan weigh them. If there is nothing to choose, there is one trial."""
     weighed = any(isinstance(layer.method, _WEIGHED) for layer in layers)
     by_delay = costs.delay >= _LONG_DELAY and any(weighs_costs(layer.method, costs.size) for layer in layers)
     for price, one_round in itertools.product(
@@ -85,7 +86,7 @@ def _trials(layers: Sequence[Layer], costs: Costs) -> Iterator[Costs]:
 
 
 def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
-    """A bias that is used elsewhere too, or that is to go another way, does not ride with its weight."""
+    """Detaches a bias from its weight if it is used elsewhere too, or is to be sent another way."""
     bias = by_name.get(layer.bias) if layer.bias is not None else None
     rides = bias is not None and bias.method == layer.method and isinstance(layer.method, _BY_FACTORS)
     fits = rides and bias is not None and not any(s.dense for s in bias.seen)
@@ -95,7 +96,7 @@ def _with_fitting_bias(layer: Layer, by_name: dict[str, Layer]) -> Layer:
 
 
 def _plan_by(layers: Sequence[Layer], trial: Costs, cap: int | None, costs: Costs) -> Plan:
-    """The plan of a trial; its times are those of `costs`, which weigh nothing."""
+    """The plan of a trial. Its times use `costs`, which are unweighted."""
     by_name = {layer.name: layer for layer in layers}
     riders = {layer.bias: layer.name for layer in layers if layer.bias is not None}
     weights = [layer for layer in layers if layer.name not in riders]
@@ -113,16 +114,16 @@ def _plan_by(layers: Sequence[Layer], trial: Costs, cap: int | None, costs: Cost
             singles.append(_single(layer, trial, cap))
     choices = [*in_chains, *_with_owners(singles, costs)]
     covered = {bias for choice in choices for _, bias in choice.own()}
-    for bias, weight in riders.items():  # its weight went a way on which nothing rides
+    for bias, weight in riders.items():  # its weight is sent in a way that carries no bias
         if bias not in covered:
             layer = by_name[bias]
-            # Also one of several dimensions, as Keras' attention has, is no matrix.
+            # A tensor of several dimensions, such as Keras' attention has, is also no matrix.
             vector = replace(layer, out=layer.out * layer.columns, columns=1)
             choice = _single(vector, trial, cap)
             why = f"the bias of {weight}, on its own"
             why += f"; {choice.why}" if choice.kind == "sparse" else ""
             choices.append(replace(choice, why=why, fallback=False))
-    # It was chosen as the trial weighs, and edad by bytes; what it takes is told all the same.
+    # It was chosen by the weights of the trial, and edad by bytes; the predicted time is recorded anyway.
     choices = [replace(c, seconds=costs.seconds(c.num_bytes, c.flops, c.memory)) for c in choices]
     if costs.hosts:
         choices = [replace(choice, why=choice.why + _way_between_hosts(choice, costs)) for choice in choices]
@@ -141,7 +142,7 @@ def _with_owners(singles: list[Choice], costs: Costs) -> list[Choice]:
     """Owners take the largest first, so that the loads come out even."""
     owned = [0.0] * costs.size
     for i in sorted(range(len(singles)), key=lambda i: (-singles[i].num_bytes, i)):
-        if "=?" in singles[i].text:  # owner, or first of chunk_topk
+        if "=?" in singles[i].text:  # owner, or first rank of chunk_topk
             owner = owned.index(min(owned))
             owned[owner] += singles[i].num_bytes
             singles[i] = replace(singles[i], text=singles[i].text.replace("=?", f"={owner}"))
@@ -183,5 +184,5 @@ def _single(layer: Layer, costs: Costs, cap: int | None) -> Choice:
 
 
 def describe(choice: Choice) -> str:
-    """The method as a user knows it."""
+    """The method in the user's notation."""
     return choice.row.label_of(choice)

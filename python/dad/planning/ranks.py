@@ -1,7 +1,7 @@
 """The ranks that an optimizer exchanges with, as a planning session sees them.
 
-A session talks to other ranks, and to the states that the core keeps, only through this interface:
-tests run several ranks of it as threads of one process, without an engine.
+A session reaches other ranks, and the states kept by the core, only through this interface. Tests run several
+of them as threads of one process, without an engine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Gather(Protocol):
         """The bytes of every rank, in rank order; ranks that have joined have none."""
 
     def wait_for(self, seconds: float) -> bool:
-        """Whether it is over by that time. It goes on if it is not."""
+        """Whether it is over by that time. It continues if not."""
 
 
 class Ranks(Protocol):
@@ -46,18 +46,19 @@ class Ranks(Protocol):
 
     @property
     def circle(self) -> Circle:
-        """Between whom methods go. It may change with shutdown() and init()."""
+        """Which ranks methods go between. It may change with shutdown() and init()."""
 
     @property
     def joins(self) -> int:
-        """How many joins all ranks have come to: before each, some may have gone on without others."""
+        """The number of joins that all ranks have finished. Before each, some ranks may have gone on without
+        others."""
 
     @property
     def epoch(self) -> tuple[int, int]:
-        """Changes when ranks may have parted: with init() and with a join."""
+        """Changes when ranks may have diverged: with init() and with a join."""
 
     def next_number(self, framework: str) -> int:
-        """Counts the optimizers of a framework, anew in each epoch, the same on all ranks."""
+        """Numbers the optimizers of a framework, restarting in each epoch; the same on all ranks."""
 
     def start_gather(self, name: str, mine: bytes) -> Gather:
         """Hands every rank's bytes to all. `name` is the same on all ranks."""
@@ -66,22 +67,22 @@ class Ranks(Protocol):
         """start_gather(), and waits for the result."""
 
     def costs(self, measures_rates: bool, multiply: Multiply = multiply_arrays) -> Costs:
-        """What the planner counts with, the same on every rank."""
+        """The planner's costs, the same on every rank."""
 
     def stats(self) -> dict[str, Any]:
         """What the core has counted and measured on this rank, as dad.stats()."""
 
     def export_state(self, stream: int, name: str) -> Tensors:
-        """What the core keeps for a request between steps; empty if there is nothing."""
+        """The state that the core keeps for a request between steps; empty if there is none."""
 
     def import_state(self, stream: int, name: str, tensors: Tensors) -> None:
-        """The opposite of export_state(). Nothing is kept any more if `tensors` is empty."""
+        """The opposite of export_state(). Empty `tensors` clears the state."""
 
     def return_last(self, stream: int) -> None:
         """The last results were not applied: the core keeps what it had sent for them."""
 
     def drop_states(self, stream: int) -> None:
-        """Nothing is kept any more for any request of this stream."""
+        """Clears the states of all requests of this stream."""
 
 
 class RanksOf:

@@ -18,7 +18,7 @@ from dad.methods import compression as _methods
 from dad.planning.compare import METHODS, asked_for, compare
 from dad.planning.link import line_of, product_rate
 
-# Steps that are timed after the observed one, which is slower than others; and for how long at most.
+# Steps to time after the observed one, which is slower than the others; and the time limit for them.
 _TIMED_STEPS = 5
 _TIMED_SECONDS = 20.0
 _LOOK_SECONDS = 0.002
@@ -31,11 +31,11 @@ class PlanError(ValueError):
 def plan_script(
     command: Sequence[str], size: int, link: str, methods: Sequence[str] = (), width: int | None = None
 ) -> int:
-    """Runs the script; the exit code. Where it comes to its last step this process ends in here.
+    """Runs the script; returns the exit code. At the script's last step, this process ends in here.
 
     Args:
         command: the script and its arguments; `python` in front of it is left out.
-        size: the number of ranks that the script is told.
+        size: the number of ranks that the script sees.
         link: what a rank can send, such as 100mbit,25ms.
         methods: names or specs; empty: all.
         width: of the table of layers; None: that of the terminal.
@@ -70,7 +70,7 @@ def plan_script(
 
 
 class _Run:
-    """Looks at the script from another thread."""
+    """Watches the script from another thread."""
 
     def __init__(
         self, seen: dry_run.DryRun, link: str, methods: Sequence[str], width: int | None = None
@@ -80,7 +80,7 @@ class _Run:
         self._methods = methods or METHODS
         self._width = width
         self._compute_seconds: float | None = None
-        self._lock = threading.Lock()  # of who ends the process
+        self._lock = threading.Lock()  # decides who ends the process
 
     def watch(self) -> None:
         """Times steps, then ends the process."""
@@ -101,8 +101,8 @@ class _Run:
         return step, time.monotonic()
 
     def end(self, problem: str) -> None:
-        """Prints what there is to print. The process ends here: a script that is stopped in the middle
-        cannot be asked to go."""
+        """Prints the result. The process ends here, because a script that is stopped in the middle cannot be
+        asked to return."""
         with self._lock:
             code = 0
             sys.stdout.flush()
@@ -141,4 +141,4 @@ class _Run:
 
 
 class _Nothing(Exception):
-    """The script has ended too early."""
+    """The script ended too early."""

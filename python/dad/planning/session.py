@@ -1,4 +1,4 @@
-"""The planning session of one optimizer: how its ranks come to follow one plan, and what they keep by it.
+"""The planning session of one optimizer: how its ranks come to follow one plan, and which state they keep.
 
 A step goes through the session in this order. Frameworks differ in how they see and send gradients, so
 these parts are given to it; everything that ranks must do alike is here:
@@ -45,12 +45,12 @@ from dad.state.states import lost_on_load, saved_shares, under_names
 
 
 class PlannedTensor(Protocol):
-    """A tensor that goes by a method for which ranks make a plan."""
+    """A tensor whose method ranks plan together."""
 
     name: str
     planned: bool  # it follows the session's plan
     too_large: bool  # a sparse form of it was larger than dense, on all ranks
-    kept: np.ndarray | None  # this rank's share in what an earlier plan has not applied (states.py)
+    kept: np.ndarray | None  # this rank's share of what an earlier plan has not applied (states.py)
 
     @property
     def method(self) -> Method: ...
@@ -68,7 +68,7 @@ class PlannedTensor(Protocol):
 
     @property
     def wide_dtype(self) -> np.dtype:
-        """In which something of it is kept between steps."""
+        """The type of the values that are kept between steps."""
 
     @property
     def element_bytes(self) -> int: ...
@@ -77,11 +77,11 @@ class PlannedTensor(Protocol):
     def floating(self) -> bool: ...
 
 
-# Steps by a plan after which it is reviewed; after the last of them every so many.
+# Steps with a plan after which it is reviewed; after the last of these, a review every so many steps.
 _REVIEWS = (20, 40, 80, 160, 320)
-# Another plan has to make the exposed part of a step so much shorter to replace the one there is.
+# A new plan has to shorten the exposed part of a step by this factor to replace the present one.
 _WORTH_IT = 0.8
-# The line has become another if its rate has changed by more than this factor since it was measured.
+# The line counts as changed if its rate differs by more than this factor from the measured one.
 _LINE_CHANGED = 2.0
 # A step has to keep the line busy for this many delays before the kernel's rate is that of the line.
 _DELAYS_OF_LINE = 4.0
@@ -94,8 +94,8 @@ class Session(Generic[T]):
     """See the head of this file.
 
     Args:
-        ranks: between which the optimizer exchanges.
-        framework: tells the optimizers of one framework apart from those of others.
+        ranks: the ranks between which the optimizer exchanges.
+        framework: distinguishes the optimizers of this framework from those of others.
         stream: the number under which the core keeps the states of this optimizer.
         average: whether results are means; else sums.
         cures: what users do about replicas that differ.
@@ -127,7 +127,7 @@ class Session(Generic[T]):
         self._costs: Costs | None = None  # and with
         self._keeper = StateKeeper(ranks, stream, request_name)
         self._is_reviewed: bool | None = None  # whether the plan is; None: not looked at yet
-        self._postponed = -1  # until there have been other joins than these
+        self._postponed = -1  # the number of joins at which the plan was postponed; a later join ends that
         self._said: set[str] = set()
         self._why_plan = "the first step without a plan"  # the one that is made next
 
@@ -140,29 +140,29 @@ class Session(Generic[T]):
         return self.ranks.circle
 
     def is_outdated(self) -> bool:
-        """Whether the plan was made for another number of ranks, or of hosts."""
+        """Whether the plan was made for another number of ranks or hosts."""
         return self.plan is not None and self.plan.size != self.circle.size
 
     # agree
 
     def doubt(self) -> None:
-        """Something may have happened on other ranks that this one does not know of: they compare again."""
+        """Something may have happened on other ranks that this rank does not know of: they compare again."""
         self.agreement.doubt()
         self.replicas.start_anew()
 
     def begin_to_agree(self, described: Description, held: Iterable[T]) -> None:
-        """Starts what agree() ends. Does not wait."""
+        """Starts the comparison that agree() ends. Does not wait."""
         self.agreement.begin(described, self._facts(held))
 
     def agree(self, described: Description, held: Iterable[T]) -> bool:
-        """Compares with the other ranks, which are at the same step afterwards.
+        """Compares with the other ranks. Afterwards all ranks are at the same step.
 
         Args:
             described: what the optimizer was made with.
             held: the tensors that this rank is about to make a plan for.
 
         Returns:
-            Whether all are at the same place of the same plan. If not, all of them have to forget theirs.
+            Whether all are at the same place of the same plan. If not, all ranks discard their plans.
 
         Raises:
             MismatchError: on all ranks, if their optimizers were made with something else.
@@ -188,8 +188,9 @@ class Session(Generic[T]):
     # plan
 
     def held(self) -> list[T]:
-        """The tensors whose plan is made of what ranks see in this step: those without one that are past
-        their warm-up, or all if some rank has asked for another plan. None while some ranks have joined."""
+        """The tensors whose plan is made from what ranks observe in this step: those without a plan that are
+        past their warm-up, or all tensors if some rank asked for another plan. None while some ranks have
+        joined."""
         if self._postponed == self.ranks.joins:
             return []
         return [
@@ -217,8 +218,8 @@ class Session(Generic[T]):
             multiply: how the framework multiplies, to measure how fast that is.
 
         Returns:
-            The choices for these tensors; None if some ranks have joined, who would not know of the plan:
-            then there is none until they are back.
+            The choices for these tensors; None if some ranks have joined and would not know of the plan. Then
+            there is no plan until they are back.
 
         Raises:
             MismatchError: on all ranks, if one of them has failed to observe the step.
@@ -238,7 +239,7 @@ class Session(Generic[T]):
         self.replan_wanted = False
         names = {tensor.name for tensor in held}
         layers = layers_of(held, seen, self._guard)
-        costs = self._costs  # of a review, or measured now
+        costs = self._costs  # from a review, or measured now
         if costs is None or costs.size != self.circle.size or not self.is_planned():
             costs = self.ranks.costs(self._weighs_costs(), multiply)
             if costs.measured:
@@ -258,7 +259,7 @@ class Session(Generic[T]):
         return made.choices
 
     def _note_plan(self, choices: Sequence[Choice]) -> None:
-        """For the report of rank 0."""
+        """The plan as rank 0 reports it."""
         if self.ranks.rank_in_job == 0:
             counts = collections.Counter(planner.describe(choice) for choice in choices)
             methods = ", ".join(f"{count} by {method}" for method, count in counts.most_common())
@@ -268,7 +269,7 @@ class Session(Generic[T]):
     def _gather(
         self, held: Sequence[T], mine: dict[str, Observation], failure: Exception | None
     ) -> tuple[list[dict[str, Observation]], float]:
-        """What every rank has seen, in rank order; and the shortest backward() of a rank."""
+        """What every rank observed, in rank order; and the shortest backward() of a rank."""
         why = "" if failure is None else f"{type(failure).__name__}: {failure}"
         observed = {name: dataclasses.asdict(one) for name, one in mine.items()}
         packet = [self.ranks.rank_in_job, why, observed, self.backward_seconds, self._guard.as_dict()]
@@ -288,8 +289,8 @@ class Session(Generic[T]):
         ], shortest
 
     def forget_plan(self) -> None:
-        """Back to where the optimizer had none; another one is made when the tensors are observed again. What
-        was kept by it stays with the tensors."""
+        """Discards the plan; another one is made when the tensors are observed again. The state that was kept
+        by it stays with the tensors."""
         self._why_plan = (
             "the number of ranks or hosts is another one" if self.is_outdated() else "ranks parted"
         )
@@ -307,7 +308,7 @@ class Session(Generic[T]):
         for choice in choices:
             tensor = self.tensors[choice.layers[0]]
             if choice.fallback and self.say_once(f"fit {tensor.name}") and self.ranks.rank == 0:
-                # A model has many vectors, for which no factor method is made.
+                # A model has many vectors, which no factor method plans.
                 say = log.info if len(tensor.shape) < 2 else log.warning
                 way = planner.describe(choice)
                 say('"%s" is not sent by %s but %s: %s', tensor.name, tensor.method.name, way, choice.why)
@@ -315,7 +316,7 @@ class Session(Generic[T]):
     # review
 
     def next_review(self) -> int | None:
-        """The step in which all ranks call review(); None: there is none to come."""
+        """The step in which all ranks call review(); None: there is no further review."""
         if self.plan is None or self.ranks.size == 1:
             return None
         if self._is_reviewed is None:  # asked in every step
@@ -341,7 +342,7 @@ class Session(Generic[T]):
         if len(everyone) < self.ranks.size:
             return  # some have joined
         of_all = [one[0] for one in everyone]
-        if not all(knows for *_, knows in everyone):  # of a plan from a checkpoint: what it was made of
+        if not all(knows for *_, knows in everyone):  # a plan from a checkpoint has no observations
             self.replan_wanted = self.replan_wanted or self._guard.is_concerned(of_all)
             return
         raised = self._guard.review(self._layers, self.choices, of_all)
@@ -380,28 +381,28 @@ class Session(Generic[T]):
             )
 
     def say_once(self, what: str) -> bool:
-        """Whether that has not been said yet."""
+        """Whether that has not been logged yet."""
         if what in self._said:
             return False
         self._said.add(what)
         return True
 
-    # What is kept between steps
+    # The state that is kept between steps
 
     def return_last(self) -> None:
-        """The last step was left out (a scaler found infinities): what it would have applied is kept."""
+        """The last step was skipped (a scaler found infinities): its contribution is kept."""
         self._keeper.return_last()
 
     def drop(self) -> None:
-        """Nothing is kept any more."""
+        """Clears the state."""
         self._keeper.drop()
 
     def described(self) -> list[tuple[Any, ...]]:
-        """What can be planned for: name, shape, dtype and method of each tensor."""
+        """The description of what can be planned: name, shape, dtype and method of each tensor."""
         return [(t.name, t.shape, t.dtype_name, t.method.spec()) for t in self.tensors.values()]
 
     def save(self) -> dict[str, Any]:
-        """This rank's residuals and warm starts, and the plan that they follow."""
+        """This rank's residuals and warm starts, and the plan that they belong to."""
         circle = self.circle
         return {
             "steps": self.steps,
@@ -420,10 +421,10 @@ class Session(Generic[T]):
         }
 
     def load(self, saved: dict[str, Any]) -> bool:
-        """Goes on where a run has stopped. On the same ranks and hosts, with the same bits. On another number
-        of them, and with other methods, what this rank has kept is taken over in the form that fits
-        (states.py); a rank with a number that there was not, or that was given another rank's state, begins
-        with nothing kept.
+        """Continues where a run stopped: on the same ranks and hosts, with the same bits. On another number
+        of them, or with other methods, this rank's kept values are taken over in a form that fits
+        (states.py). A rank whose number did not exist before, or that was given another rank's state, begins
+        with none.
 
         Returns:
             Whether the plan is the saved one; else there is none.
@@ -468,7 +469,7 @@ class Session(Generic[T]):
 def layers_of(
     tensors: Sequence[PlannedTensor], seen: Sequence[dict[str, Observation]], guard: Guard | None = None
 ) -> list[Layer]:
-    """The tensors as the planner has them, with what every rank saw."""
+    """The tensors in the planner's form, with what every rank observed."""
     layers = [
         Layer(
             name=tensor.name,
@@ -497,8 +498,8 @@ def _refreshed(
     line_rates: Sequence[float],
     num_bytes: float = float("inf"),
 ) -> Costs:
-    """With what was measured of real steps: the slowest rank's backward(), and the line, where its rate has
-    clearly become another one. Ranks on one host use none that the kernel would tell of."""
+    """Costs that include measurements of real steps: the shortest backward() of a rank, and the line if its
+    rate has clearly changed. The kernel reports none between ranks on one host."""
     if not costs.measured:
         return costs
     rate = min(line_rates)

@@ -1,8 +1,8 @@
 """Choices for methods that send some of a gradient's elements.
 
-How many elements will be sent nobody knows beforehand: the bytes of a plan are those of a guess, except for
-topk. The core sends nothing of a tensor whose share came out larger than dense, and the plan after that
-sends it dense.
+Nobody knows beforehand how many elements will be sent: the bytes of a plan are a guess, except for topk. The
+core sends nothing for a tensor whose share came out larger than dense, and the plan after that sends it
+dense.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Sparse = _methods.Vgc | _methods.TopK | Threshold
 _VARIANCE = (_methods.Vgc, _methods.VgcStrom)
 # The part of the elements that is expected to be sent.
 _GUESS = {"vgc": 0.05, "vgc_strom": 0.01, "strom": 0.01}
-# The head of a share: its length and flags; for each tensor e_max or tau, a count and Rice's k.
+# The head of a share: its length and flags; for each tensor, e_max or tau, a count and Rice's k.
 _SHARE_HEAD = 8 + 1
 _TENSOR_HEAD = {"vgc": 2 + 2, "vgc_strom": 4 + 2, "strom": 4 + 2, "topk": 2}
 
 
 def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
-    """vgc, vgc_strom, strom or topk for a layer; dense where that is less."""
+    """vgc, vgc_strom, strom or topk for a layer; dense if that is smaller."""
     if layer.too_large:
         return dense_choice(layer, costs, "its sparse form was larger than dense", fallback=True)
     counts = [layer.out * layer.columns, *([layer.out] if layer.bias is not None else [])]
@@ -47,7 +47,7 @@ def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
         why = "of the formed gradient"
     elif layer.used and layer.dense:
         why += f"; formed: {layer.reason}"
-    # A vector that came without rows is a bias, perhaps, whose weight has them: these are not for it.
+    # A vector without rows may be a bias whose weight has them; those rows do not describe it.
     as_rows = by_variance and (layer.columns > 1 or _has_rows(layer))
     return Choice(
         kind="sparse",
@@ -60,15 +60,15 @@ def sparse(layer: Layer, method: Sparse, costs: Costs) -> Choice:
         seconds=costs.seconds(num_bytes, flops),
         capture="samples" if as_rows else "off",
         rows=layer.rows,
-        # Where a rank of a host does not exchange, nobody hears that it would plan anew.
+        # If a rank of a host does not exchange, nobody learns that it wants a new plan.
         most_rows=ANY_ROWS if layer.used or costs.hosts else 0,
     )
 
 
 def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
-    """chunk_topk for a tensor; dense where that is less. With two ranks an owner would send as much as both
-    send each other, one round later; with more it sends less. Of an embedding only rows that a step has
-    looked up take part."""
+    """chunk_topk for a tensor; dense if that is smaller. With two ranks an owner would send as much as both
+    send each other, one round later; with more ranks it sends less. For an embedding, only rows that a step
+    has looked up take part."""
     combine = method.combine
     if combine == "auto":
         combine = "gather" if costs.size == 2 or costs.one_round else "owner"
@@ -89,7 +89,7 @@ def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
         f"decay={float(method.decay)!r}",
         f"combine={combine}",
     ]
-    if combine == "owner":  # of few chunks by turns, as the planner spreads owners
+    if combine == "owner":  # few chunks get their owners in turn, as the planner spreads owners
         words.append("first=?" if layer.out * layer.columns <= costs.size * method.chunk else "first=0")
     if by_rows:
         words = ["chunk_topk_rows", *words[1:], layer.text()]
@@ -111,7 +111,7 @@ def chunked(layer: Layer, method: _methods.ChunkTopK, costs: Costs) -> Choice:
 
 
 def _is_embedding(layer: Layer) -> bool:
-    """Whether every rank that used it looked rows up, and did nothing else with it."""
+    """Whether every rank that used it did so only by looking rows up."""
     looked_up = any(s.indexed_rows for s in layer.seen)
     return looked_up and layer.columns > 1 and not any(s.rows or s.dense for s in layer.seen)
 
@@ -152,7 +152,7 @@ def _options(method: Sparse, form: str) -> list[str]:
 
 
 def _variance(layer: Layer, method: _methods.Vgc | _methods.VgcStrom) -> tuple[str, str, float]:
-    """Over what: rows or samples; in words; and what it takes beyond forming the gradient."""
+    """Whether the variance is over rows or samples; that in words; the cost beyond forming the gradient."""
     form = method.variance
     if not _has_rows(layer):
         passes = max(s.passes for s in layer.seen)
@@ -163,7 +163,7 @@ def _variance(layer: Layer, method: _methods.Vgc | _methods.VgcStrom) -> tuple[s
         )
         return "row" if form == "auto" else form, source, 0.0
     if form == "auto":
-        # Its squares, a product per sample and element, are at most the work of the gradient itself.
+        # Its squares, one product per sample and element, cost at most as much as the gradient.
         several = any(s.samples and s.rows + s.indexed_rows >= 2 * s.samples for s in layer.seen)
         form = "sample" if several else "row"
     samples = max(s.samples for s in layer.seen)
@@ -172,7 +172,7 @@ def _variance(layer: Layer, method: _methods.Vgc | _methods.VgcStrom) -> tuple[s
         return form, f"variance over {samples} samples, per-sample sums", 2.0 * samples * elements
     if form == "sample":
         source = f"variance over {samples} samples of {layer.rows / max(1, samples):.4g} rows"
-        # An embedding's samples have no other elements than those of their rows.
+        # The samples of an embedding have no elements other than those of their rows.
         indexed = max(s.indexed_rows for s in layer.seen)
         dense_samples = samples if any(s.rows for s in layer.seen) else 0
         return form, source, 2.0 * dense_samples * elements + 2.0 * indexed * layer.columns
@@ -197,6 +197,6 @@ def _tensor_bytes(method: Sparse, count: int, element_bytes: int) -> float:
 
 
 def rice_bits(part: float) -> float:
-    """The size of a gap in Rice code if this part of all elements, at any places, is sent."""
+    """The size of a gap in Rice code if this part of all elements is sent, at random places."""
     gap = 1.0 / part - 1.0
     return min(k + 1 + gap / float(2**k) for k in range(32))

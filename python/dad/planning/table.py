@@ -1,4 +1,4 @@
-"""What is sent for each tensor, and why: a table."""
+"""A table of what is sent for each tensor, and why."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from dad.planning import planner
 
 
 class Planned(Protocol):
-    """A tensor of which a plan tells."""
+    """A tensor that a plan describes."""
 
     name: str
-    compressor: Any  # what it goes by without a plan
-    method: Any  # one that is planned for, or None
+    compressor: Any  # what it uses without a plan
+    method: Any  # a method that is planned, or None
     planned: bool
 
     @property
@@ -37,7 +37,7 @@ def method_name(chosen: Any) -> str:
 
 
 class PlanRows(list[dict[str, Any]]):
-    """The rows of a plan, and what all of them together add to a step, in ms, where that is known."""
+    """The rows of a plan, and what all of them together add to a step in ms, if known."""
 
     def __init__(
         self,
@@ -58,12 +58,12 @@ def plan_rows(
     measured: dict[str, dict[str, Any]],
     exposed: tuple[float | None, float | None] = (None, None),
 ) -> PlanRows:
-    """One row per tensor. Bytes are those that one rank sends in a step, or one host where `size` counts
-    hosts; bytes and ms of tensors that travel together are those of the whole, in the row of the first.
+    """One row per tensor. Bytes are those that one rank sends in a step, or one host if `size` counts hosts.
+    Bytes and ms of tensors that travel together are those of the group, in the row of the first tensor.
 
-    why: of tensors that are not planned for. measured: what stats() has per tensor. Only what was sent
-    since a tensor took its present method counts: warm-up steps are no part of the plan. exposed: seconds
-    that communication adds to a step, as predicted and as measured."""
+    why: for tensors that are not planned. measured: the values of stats() per tensor. They count only from
+    when a tensor took its present method; warm-up steps are not part of the plan. exposed: seconds that
+    communication adds to a step, predicted and measured."""
     share = 2 * (size - 1) / size
     places: dict[str, tuple[planner.Choice, int]] = {}
     for choice in choices:
@@ -110,11 +110,11 @@ def _measured_ms(measured: dict[str, Any]) -> float | None:
 
 
 def _measured_bytes(measured: dict[str, Any]) -> float | None:
-    """Bytes of a step. What devices move among themselves is not seen at the socket."""
+    """Bytes of a step. Transfers between devices are not seen at the socket."""
     recent = measured.get("recent")
     if not recent or not recent["steps"] or measured.get("device_bytes"):
         return None
-    # Between hosts, what stays inside does not count, and one rank of each sends the rest.
+    # Between hosts, traffic inside a host does not count, and one rank of each host sends the rest.
     return recent.get("hosts_bytes_sent", recent["wire_bytes_sent"]) / recent["steps"] or None
 
 
@@ -123,7 +123,7 @@ def _unplanned_row(slot: Planned, share: float, why: str, measured: dict[str, An
     itemsize = 2 if method in ("fp16", "bf16") and slot.floating else slot.element_bytes
     if slot.method is not None:
         method, why = "dense", f"warm-up of {slot.method.name}, or not seen yet"
-    # Packed, it is fewer than the elements have.
+    # Packed values need fewer bytes than the elements have.
     predicted = share * math.prod(slot.shape) * itemsize
     row = _row(slot, share, method, why, predicted, _measured_bytes(measured))
     row["measured_ms"] = _measured_ms(measured)

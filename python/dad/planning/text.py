@@ -22,8 +22,8 @@ _HEADER = (
     *("measured bytes", "ratio", "ms"),
     "why",
 )
-# DAD_PLAN prints after this many steps with a plan. In the first ones ranks may send something twice,
-# while they settle on what travels together.
+# DAD_PLAN prints after this many steps with a plan. In the first ones, ranks may send something twice while
+# they settle on what travels together.
 PRINTED_AFTER_STEPS = 3
 
 
@@ -72,15 +72,15 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def fold(rows: Sequence[Row]) -> list[Row]:
-    """Rows of repeated layers as one: `h.{0-11}.mlp.weight ×12`. Bytes and predicted ms of such a row are
-    those of all its tensors together, measured ms are the mean."""
+    """Repeated layers as one row: `h.{0-11}.mlp.weight ×12`. Its bytes and predicted ms are the sum of its
+    tensors, its measured ms their mean."""
     by_name = {row["name"]: row for row in rows}
     groups = grouped(list(by_name), lambda name: _key(by_name[name]))
     return [_joined([by_name[name] for name in names]) for names in groups]
 
 
 def grouped(names: Sequence[str], key: Callable[[str], Any]) -> list[list[str]]:
-    """Names with the same key that differ in one number, together, in the order of the first of each."""
+    """Groups of names that differ in one number, ordered by the first name of each group."""
     alike: dict[Any, list[str]] = collections.defaultdict(list)
     for name in names:
         alike[key(name)].append(name)
@@ -114,14 +114,15 @@ def show_plan(rows: Sequence[Row], exposed_ms: float | None = None) -> None:
 
 
 class PlanPrinter:
-    """Shows the plan of one optimizer once, after a few steps by it, if somebody asks for it."""
+    """Shows the plan of one optimizer once, after a few steps with it, if DAD_PLAN or DAD_REPORT asks for
+    it."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._waited_before = 0.0
 
     def step_done(self, plan: Callable[[], list[Row]], waited_seconds: float | None = None) -> None:
-        """A step by a plan has ended; to be called on the rank that prints.
+        """Call after each step with a plan, on the rank that prints.
 
         Args:
             plan: returns the rows.
@@ -143,7 +144,7 @@ class PlanPrinter:
 
 
 def _key(row: Row) -> tuple[Any, ...]:
-    """The same for rows that differ in numbers of their texts only, and in what was measured."""
+    """Merges rows that differ only in numbers in their texts and in what was measured."""
     texts = (without_numbers(row[column]) for column in ("name", "why"))
     is_measured = row["measured_bytes"] is not None
     return (*texts, row["shape"], row["rows"], row["method"], row["predicted_bytes"], is_measured)
@@ -154,7 +155,7 @@ def without_numbers(text: str) -> str:
 
 
 def _by_one_number(names: list[str]) -> list[list[str]]:
-    """Groups of names that differ in one number: the one that takes the most values."""
+    """Groups of names that differ in one number: the number that takes the most values."""
     numbers = [_NUMBER.findall(name) for name in names]
     if len(names) == 1 or not numbers[0]:
         return [[name] for name in names]
@@ -181,7 +182,7 @@ def _joined(rows: list[Row]) -> Row:
 
 
 def common(texts: Sequence[str]) -> str:
-    """Texts that differ in numbers only, as one."""
+    """Merges texts that differ only in numbers."""
     numbers = iter(zip(*(_NUMBER.findall(text) for text in texts), strict=True))
     return _NUMBER.sub(lambda _: _range(next(numbers)), texts[0])
 
@@ -242,7 +243,7 @@ def _change(dense: float, sent: float) -> str:
 
 
 def _measured_total(rows: Sequence[Row]) -> float | None:
-    """Only if everything that is sent has been measured."""
+    """Only if everything that is sent was measured."""
     if any(row["measured_bytes"] is None and row["predicted_bytes"] for row in rows):
         return None
     total: float | None = _sum(rows, "measured_bytes", empty=None)

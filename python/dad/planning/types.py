@@ -29,7 +29,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Observation:
-    """What one rank saw of one tensor in a step."""
+    """What one rank observed of one tensor in a step."""
 
     rows: int = 0
     indexed_rows: int = 0
@@ -38,13 +38,13 @@ class Observation:
     dense: bool = False  # some or all of its gradient came formed
     sparse: bool = False
     used: bool = True
-    bias: str | None = None  # the tensor that rides with it
+    bias: str | None = None  # the tensor that travels with it
     link: Link | None = None
     reason: str = ""  # why not (only) as rows
     sums: bool = False  # rows of a vector are its gradients of samples: a norm's
     row_outputs: int = 0  # values of D in a row, of one group of a convolution; 0: all outputs
     passes: int = 1  # backward passes of a step
-    too_large: bool = False  # a sparse form of it was larger than dense
+    too_large: bool = False  # a sparse form was larger than dense
 
     @staticmethod
     def from_dict(fields: dict[str, Any]) -> Observation:
@@ -55,7 +55,7 @@ class Observation:
 
 @dataclass(frozen=True)
 class Layer:
-    """One tensor as a matrix, with what all ranks saw of it."""
+    """One tensor as a matrix, with what all ranks observed of it."""
 
     name: str
     out: int
@@ -64,7 +64,7 @@ class Layer:
     floating: bool
     method: _methods.Method
     seen: tuple[Observation, ...]  # by rank
-    strength: int = 0  # how often what auto sent of it was found too little (guard.py)
+    strength: int = 0  # how often auto sent too little of it (guard.py)
     raised: str = ""  # why, for the plan
 
     @cached_property
@@ -74,7 +74,7 @@ class Layer:
 
     @cached_property
     def link(self) -> Link | None:
-        """Only where every rank that has rows saw it."""
+        """True only if every rank that has rows saw it."""
         links = {s.link for s in self.seen if s.rows}
         return links.pop() if len(links) == 1 else None
 
@@ -100,7 +100,7 @@ class Layer:
 
     @cached_property
     def row_outputs(self) -> int:
-        """The most values that a row of D has on any rank."""
+        """The largest number of values that a row of D has on any rank."""
         return max((s.row_outputs or self.out for s in self.seen if s.rows), default=self.out)
 
     @cached_property
@@ -130,9 +130,9 @@ class Layer:
 
 @dataclass(frozen=True)
 class Choice:
-    """What travels as one request. `layers` are names, of a chain from the lowest to the top.
+    """The layers that travel as one request. `layers` are names, of a chain from the lowest to the top.
 
-    Raises ValueError if its kind has no row in kinds.py: no framework would know how to send it."""
+    Raises ValueError if its kind has no row in kinds.py, because no framework would know how to send it."""
 
     kind: str  # a row of kinds.py
     layers: tuple[str, ...]
@@ -147,10 +147,10 @@ class Choice:
     passes: tuple[bool, ...] = (False,)  # chain: its own gradient goes another way
     capture: str = "off"  # how the layers are captured from now on: a mode of torch_ops/capture/capture.h
     rows: int = 0
-    most_rows: int = ANY_ROWS  # a rank with more asks for a new plan
-    fallback: bool = False  # the method that was asked for does not fit
+    most_rows: int = ANY_ROWS  # a rank with more rows asks for a new plan
+    fallback: bool = False  # the requested method does not fit
     sparse: bool = False  # its gradient comes as torch's sparse tensor
-    label: str = ""  # the method as a user knows it, where kind and text do not say it
+    label: str = ""  # the user's name for the method, if kind and text do not tell it
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -178,7 +178,7 @@ class Choice:
 class Plan:
     choices: list[Choice] = field(default_factory=list)
     size: int = 1
-    # By how much a step is predicted to take longer than without communication; None: nothing was measured.
+    # By how much a step is predicted to lengthen compared with no communication; None: nothing was measured.
     exposed_seconds: float | None = None
 
     def as_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dad.runner.ssh import SshOptions
 
 
 class RankTraceback(Exception):
-    """The cause of an exception that was raised on a rank: where that was."""
+    """Cause of an exception that was raised on a rank: tells where that was."""
 
     def __init__(self, rank: int, text: str) -> None:
         super().__init__(f"on rank {rank}:\n{text}")
@@ -71,16 +71,16 @@ def run(
 
     The output of the ranks is shown as dadrun shows it. Names, order and meaning of the arguments are those
     of horovod.run. With `min_num_proc` or `host_discovery_script` the job is elastic: func calls what
-    hvd.elastic.run decorates, ranks are lost and gained, and the results are those of the ranks that were
-    there at the end.
+    hvd.elastic.run decorates, ranks are lost and gained, and the results are those of the ranks that exist at
+    the end.
 
     Args:
         func: what every rank calls. It may be a lambda or a closure.
         args: its arguments.
         kwargs: its keyword arguments.
         num_proc, np: the number of ranks.
-        min_num_proc, min_np: an elastic job goes on with so many ranks.
-        max_num_proc, max_np: and grows to so many.
+        min_num_proc, min_np: an elastic job continues with at least this many ranks.
+        max_num_proc, max_np: it grows to at most this many.
         slots: of hosts that do not say how many they have.
         reset_limit: an elastic job ends when its ranks have changed more often.
         cooldown_range: seconds after which a host that has failed is tried again: (least, most).
@@ -210,7 +210,7 @@ def _results(server: RendezvousServer, secret: str, count: int, code: int) -> li
     packed = [server.get(RESULT_SCOPE, str(rank)) for rank in range(count)]
     answers = [None if data is None else unpack(data, secret) for data in packed]
     failures = [(rank, answer) for rank, answer in enumerate(answers) if answer and answer[0] == "error"]
-    # A rank that only noticed another's end is not the one to blame.
+    # A rank that only noticed the end of another rank is not to blame.
     failures.sort(key=lambda failure: isinstance(failure[1][1], DadInternalError))
     silent = [rank for rank, answer in enumerate(answers) if answer is None]
     if failures and not (silent and isinstance(failures[0][1][1], DadInternalError)):

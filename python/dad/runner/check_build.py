@@ -12,7 +12,7 @@ PLUGINS = {"MPI": "mpi", "Gloo": "gloo"}
 
 
 def framework_status(module: str) -> tuple[bool, str]:
-    """Whether dad can be used with the framework that is there, else why not."""
+    """Whether dad can be used with the installed framework; if not, why not."""
     versions = list(op_folders(module))
     if not versions and not SOURCES.exists():
         return False, f"dad was built without it; with it installed: {rebuild_command()}"
@@ -24,7 +24,7 @@ def framework_status(module: str) -> tuple[bool, str]:
 
 
 def plugin_status(name: str) -> tuple[bool, str]:
-    """Whether the transport's plug-in can be opened, else why not."""
+    """Whether the plug-in of the transport can be opened; if not, why not."""
     try:
         from dad._lib import _core
     except ImportError as error:

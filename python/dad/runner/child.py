@@ -61,7 +61,7 @@ def prctl(option, value):
 
 
 class Child:
-    # Whether we end when the process that has started us does.
+    # Whether we end with the process that has started us.
     follows_parent = True
 
     def __init__(self, spec):
@@ -76,16 +76,17 @@ class Child:
         os.set_blocking(write_end, False)
         signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
-        # They wait until there is a rank to end, and until the rank has left our handlers behind.
+        # Signals wait until there is a rank to end, and until the rank has reset our handlers.
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDINGS)
         for number in ENDINGS:
             signal.signal(number, lambda *_: self.terminate())
         signal.signal(signal.SIGPIPE, signal.SIG_IGN)
         if not self.is_alone:
-            # Orphans of the rank become ours, so that we can wait for the end of all that it has started.
+            # Orphans of the rank become our children, so that we can wait for all processes that it has
+            # started.
             prctl(PR_SET_CHILD_SUBREAPER, 1)
         if self.follows_parent:
-            # The launcher's death is seen even if a fork of it still holds our input open.
+            # We notice the launcher's death even if a fork of it still holds our input open.
             prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
         self.pid = self.start(spec)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDINGS)
@@ -95,7 +96,7 @@ class Child:
         place = keep_secret(spec.get("secret", ""))
         pid = os.fork()
         if pid:
-            # Both sides do it: whoever is first, the group exists before it is signalled.
+            # Both sides do it, so the group exists before it is signalled.
             with contextlib.suppress(OSError):
                 os.setpgid(pid, pid)
             return pid
@@ -126,7 +127,7 @@ class Child:
             os.execvpe(command[0], command, environment)
         except OSError as error:
             reason = error.strerror
-            # A directory on PATH that may not be read is no answer to the question.
+            # A directory on PATH that cannot be read is not an answer.
             if "/" not in command[0] and shutil.which(command[0], path=environment.get("PATH")) is None:
                 reason = os.strerror(errno.ENOENT)
             os.write(2, f"dadrun: cannot start {command[0]}: {reason}\n".encode())
@@ -144,7 +145,7 @@ class Child:
             os.write(2, f"dadrun: {wanted}: {error.strerror}; running in {here}\n".encode())
 
     def signal_group(self, number):
-        """False when no process of the group is left."""
+        """Returns False when no process of the group is left."""
         try:
             os.killpg(self.pid, number)
         except ProcessLookupError:
@@ -156,11 +157,12 @@ class Child:
     def terminate(self):
         if self.kill_at is None:
             self.signal_group(signal.SIGTERM)
-            self.signal_group(signal.SIGCONT)  # one that is stopped would not hear of it
+            self.signal_group(signal.SIGCONT)  # a stopped process would not receive it
             self.kill_at = time.monotonic() + self.grace_seconds
 
     def end_strays(self):
-        """What the rank has started in sessions of their own is not in its group. False when none is left."""
+        """Signals processes that the rank has started in sessions of their own, outside its group. Returns
+        False when none is left."""
         if self.is_alone:
             return False
         found = descendants()
@@ -172,7 +174,7 @@ class Child:
         return bool(found)
 
     def inspect(self):
-        """In a process of its own, since a rank may take seconds for the answer."""
+        """Runs in a process of its own, since a rank may take seconds to answer."""
         ranks = descendants() | {self.pid}
         if os.fork() == 0:
             with contextlib.suppress(OSError):
@@ -197,7 +199,7 @@ class Child:
         while True:
             self.reap()
             if self.exit_code is not None:
-                # What the rank started and left running goes with it.
+                # Processes that the rank started and left running end with it.
                 self.terminate()
                 if not self.signal_group(0) and not self.end_strays():
                     return self.exit_code
@@ -229,10 +231,10 @@ class Child:
 
 
 def descendants():
-    """Our children, theirs, and so on, as far as they run."""
+    """Our children, theirs, and so on, as long as they run."""
     children = {}
     for entry in os.listdir("/proc"):
-        # Not all of them are processes, and one may end while we look.
+        # Not all entries are processes, and one may end while we look.
         with contextlib.suppress(OSError, ValueError):
             with open(f"/proc/{int(entry)}/stat", "rb") as file:
                 state, parent = file.read().rpartition(b")")[2].split()[:2]
@@ -246,7 +248,7 @@ def descendants():
 
 
 def ask_rank(pids):
-    """What the first of these processes that is a rank of dad says of the job."""
+    """The answer of the first of these processes that is a rank of dad."""
     why = "no process of this rank has called init()"
     # Anybody may give a socket any name.
     with open("/proc/net/unix", errors="replace") as file:
@@ -286,7 +288,7 @@ def usable_cores(root="/"):
 
 
 def cgroup_directories(root):
-    """Those that may limit this process: its own cgroups for the CPU, and all above them."""
+    """The groups that may limit this process: its own CPU cgroups, and all above them."""
     try:
         with open(os.path.join(root, "proc/self/cgroup")) as file:
             lines = file.read().splitlines()
@@ -346,7 +348,7 @@ def share_cores(environment, cores):
     wish = environment.get("DAD_THREADS_PER_RANK", "")
     threads = int(wish) if wish.isdecimal() else share_of_cores(cores, [cores] * num_ranks)
     if not wish and threads >= len(cores["cpus"]):
-        return  # the whole machine: every library has its own idea of that
+        return  # the whole machine: every library has its own default for that
     chosen = []
     for who, names in THREAD_VARIABLES.items():
         if wish or not any(environment.get(name) for name in names):
@@ -359,13 +361,13 @@ def share_cores(environment, cores):
 
 
 def keep_secret(text):
-    """PROCESS:DESCRIPTOR of memory that has it, open in this process and inherited; "" if there is none."""
+    """PROCESS:DESCRIPTOR of memory that holds it, open in this process and inherited; "" if there is none."""
     if not text:
         return ""
     try:
         descriptor = os.memfd_create("dad_secret", 0)
     except (AttributeError, OSError):
-        with tempfile.TemporaryFile() as file:  # has no name, and is ours alone
+        with tempfile.TemporaryFile() as file:  # it has no name, and nobody else can open it
             descriptor = os.dup(file.fileno())
     os.write(descriptor, SECRET_MARK + base64.b64decode(text))
     os.set_inheritable(descriptor, True)
@@ -376,7 +378,7 @@ def keep_secret(text):
 
 
 def read_exactly(size):
-    """Unbuffered: what follows must stay in the pipe for select."""
+    """Reads unbuffered: what follows must stay in the pipe for select."""
     data = b""
     while len(data) < size:
         more = os.read(0, size - len(data))
@@ -394,9 +396,9 @@ def read_spec():
 
 
 def borrow(spec):
-    """Has the rank forked by a process that has its libraries already (elastic/nursery.py).
+    """Lets a process that already has the rank's libraries (elastic/nursery.py) fork the rank.
 
-    The exit code of the rank, or None if there is no such process.
+    Returns the exit code of the rank, or None if there is no such process.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as nursery:
         nursery.settimeout(5.0)
@@ -417,7 +419,7 @@ def borrow(spec):
         except OSError:
             return None
         nursery.settimeout(None)
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # our end is the end of the connection
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # the connection closes when we end
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
         code = b""
         with contextlib.suppress(OSError):

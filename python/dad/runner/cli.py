@@ -17,7 +17,7 @@ from dad.runner.launch import DEFAULT_START_TIMEOUT_SECONDS, LaunchPlan, launch
 from dad.runner.settings import read_config_file, variables_from
 from dad.runner.ssh import SshOptions
 
-# Codes of a job that nobody wants to be started again.
+# Exit codes of a job that --restarts must not start again.
 STOPPED_BY_USER = tuple(
     128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE)
 )

@@ -34,7 +34,7 @@ def examine(hosts: list[Host], ssh: SshOptions, interfaces: str | None = None) -
     """Prints the findings; 0 if nothing is broken."""
     broken = report(_python())
     without_core = report(_core())
-    # Without the core these could only repeat its error.
+    # Without the core, these checks could only repeat its error.
     if not without_core:
         broken += report(_frameworks()) + report(_plugins())
     broken += without_core + report(_rendezvous()) + report(_ports())
@@ -96,7 +96,7 @@ def _plugins() -> Iterator[Finding]:
 
 def _rendezvous() -> Iterator[Finding]:
     token = secrets.token_hex(8)
-    with RendezvousServer("", token=token) as server:  # on all addresses, to try each
+    with RendezvousServer("", token=token) as server:  # on all addresses, to try each of them
         addresses = dict.fromkeys(["127.0.0.1", *network.interface_addresses().values()])
         for address in addresses:
             client = KeyValueClient(f"http://{address}:{server.port}", request_timeout=5.0, key=b"")
@@ -142,10 +142,10 @@ def _ssh_hosts(hosts: list[Host], ssh: SshOptions) -> Iterator[Finding]:
 
 
 def _remote_dad(host: str, ssh: SshOptions) -> Finding:
-    """The other side needs the same dad, for the same interpreter."""
+    """The other side needs the same dad, and the same interpreter."""
     command = [sys.executable, "-c", "import dad; print(dad.__version__)"]
     try:
-        # As a rank would run it: dad may be found by PYTHONPATH only.
+        # Run it as a rank would: dad may be found only through PYTHONPATH.
         code, out, err = remote.run_remote(host, ssh, command, dict(os.environ), _REMOTE_SECONDS)
     except subprocess.TimeoutExpired:
         return Finding(BROKEN, f"{host}: no answer within {_REMOTE_SECONDS} s to: {shlex.join(command)}")
@@ -161,7 +161,7 @@ def _remote_dad(host: str, ssh: SshOptions) -> Finding:
 
 
 def _between(hosts: list[Host], ssh: SshOptions, interfaces: str | None, worker: str) -> list[str]:
-    """The command that starts a worker of the doctor once on each host."""
+    """The command that starts one worker of the doctor on each host."""
     command = [*_DADRUN, "-H", ",".join(f"{host.name}:1" for host in hosts)]
     command += ["-p", str(ssh.port)] if ssh.port is not None else []
     command += ["-i", ssh.identity_file] if ssh.identity_file is not None else []
@@ -170,7 +170,7 @@ def _between(hosts: list[Host], ssh: SshOptions, interfaces: str | None, worker:
 
 
 def _exchange(hosts: list[Host], ssh: SshOptions, interfaces: str | None) -> Iterator[Finding]:
-    """A real allreduce, started by dadrun itself; with two hosts or more, between them."""
+    """Runs a real allreduce, started by dadrun itself; between hosts if there are several."""
     if len(hosts) >= 2:
         command = _between(hosts, ssh, interfaces, "doctor_worker")
         what = f"an allreduce between {len(hosts)} hosts"
@@ -190,7 +190,7 @@ def _exchange(hosts: list[Host], ssh: SshOptions, interfaces: str | None) -> Ite
 
 
 def _import_error(module: str) -> str | None:
-    """In a process of its own: a library that does not fit may crash its process."""
+    """Runs in a process of its own: a library that does not fit may crash its process."""
     if importlib.util.find_spec(module.partition(".")[0]) is None:
         return f"no module {module}"
     answer = subprocess.run([sys.executable, "-c", f"import {module}"], capture_output=True, text=True)

@@ -1,7 +1,7 @@
-"""`dadrun --doctor --gpu`: what CUDA tensors need, step by step, and what a job on the GPUs makes of them.
+"""`dadrun --doctor --gpu`: checks step by step what CUDA tensors need, and runs a job on the GPUs.
 
-The steps build on each other: after the first that is missing the rest is not tried, and the next
-command is named. Marks are those of the doctor. See docs/gpu.md for what of this has never run on a GPU.
+The steps build on each other: after the first that fails the rest is not tried, and the next command is
+named. Marks are those of the doctor. docs/gpu.md lists what has never run on a GPU.
 """
 
 from __future__ import annotations
@@ -40,14 +40,15 @@ _TRIALS = (
     _Trial("collectives by NCCL", "collectives"),
     _Trial("collectives by way of the host", "collectives", _NO_NCCL),
     _Trial("exactness of the methods", "exactness"),
-    # Streams that are not ordered as they should be give other results only when they overlap.
+    # Streams that are not ordered correctly give other results only if they overlap.
     _Trial("exactness, one kernel at a time", "exactness", {"CUDA_LAUNCH_BLOCKING": "1"}),
     _Trial("speed against dense NCCL (torch.distributed)", "speed", seconds=1800),
 )
 
 
 def examine_gpu(num_proc: int | None = None) -> int:
-    """Prints the findings; 0 if all that could be tried works. `num_proc`: a GPU each; None: all GPUs."""
+    """Prints the findings; returns 0 if everything that could be tried works. `num_proc`: one GPU each; None:
+    all GPUs."""
     for step in (_driver, _runtime, _nccl, _plugin, _kernels, _torch):
         there, text = step()
         print(f"{_OK if there else _MISSING} {text}", flush=True)
@@ -63,7 +64,7 @@ def examine_gpu(num_proc: int | None = None) -> int:
 
 
 def _try(num_proc: int, python: str, device: str, *more: str) -> int:
-    """The trials on `num_proc` GPUs, until one fails."""
+    """Runs the trials on `num_proc` GPUs, until one fails."""
     for trial in _TRIALS:
         worker = [python, "-m", "dad.runner.doctor_gpu_worker", trial.stage, "--device", device, *more]
         command = [python, "-m", "dad.runner.cli", "-np", str(num_proc), *worker]
@@ -141,7 +142,7 @@ def _kernels() -> tuple[bool, str]:
 
 
 def _torch() -> tuple[bool, str]:
-    """In a process of its own: it loads CUDA."""
+    """Runs in a process of its own, because it loads CUDA."""
     code = "import torch; print(torch.__version__, torch.version.cuda, torch.cuda.is_available())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if answer.returncode != 0:
@@ -175,7 +176,7 @@ def _load(variable: str, names: tuple[str, ...], *patterns: str) -> tuple[ctypes
 
 
 def _in_packages(patterns: tuple[str, ...]) -> Iterator[str]:
-    """In the packages nvidia-* of this interpreter, which no loader knows."""
+    """Looks in the nvidia-* packages of this interpreter, which no loader knows."""
     spec = importlib.util.find_spec("nvidia")
     for folder in spec.submodule_search_locations or [] if spec else []:
         for pattern in patterns:

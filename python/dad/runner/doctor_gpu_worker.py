@@ -1,4 +1,4 @@
-"""One rank of `dadrun --doctor --gpu`: what its device makes of dad.
+"""One rank of `dadrun --doctor --gpu`: tests dad on this rank's device.
 
     dadrun -np 2 python -m dad.runner.doctor_gpu_worker collectives
 
@@ -53,7 +53,7 @@ def _say(text: str) -> None:
 
 
 def _worst(problem: str | None) -> str | None:
-    """What some rank has found, the same on all of them."""
+    """A finding of some rank, the same on all of them."""
     found = [(rank, text) for rank, text in enumerate(hvd.allgather_object(problem)) if text]
     return f"rank {found[0][0]}: {found[0][1]}" if found else None
 
@@ -67,7 +67,7 @@ def _collectives(device: torch.device, _: argparse.Namespace) -> int:
         dad.reset_stats()
         try:
             problem = check()
-        except Exception as error:  # an error is a finding, too, and the others wait for it
+        except Exception as error:  # an error is a finding, too, and the others wait for this rank
             problem = f"{type(error).__name__}: {error}"
         problem = _worst(problem)
         way = "from device to device" if dad.stats()["device_bytes"] else "by way of the host"
@@ -116,7 +116,7 @@ def _checks(device: torch.device) -> Iterator[tuple[str, Callable[[], str | None
 
     def fused() -> str | None:
         counts = [1, 0, 77, 4096, 100_003] * 8
-        for step in range(4):  # from the second on by the schedule
+        for step in range(4):  # by the schedule from the second step on
             parts = [ramps(count, torch.float32) for count in counts]
             handles = [
                 hvd.allreduce_async(part[rank], op=hvd.Sum, name=f"doctor.fused.{i}")
@@ -211,7 +211,8 @@ def _exactness(device: torch.device, args: argparse.Namespace) -> int:
 
 
 def _train(device: torch.device, steps: int, method: str | None) -> torch.Tensor:
-    """The weights after training on all ranks' batches; without a method by each rank for itself."""
+    """The weights after training on all ranks' batches. Without a method, each rank trains on all batches
+    alone."""
     torch.manual_seed(1)
     layers = [torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 128), torch.nn.Tanh()]
     model = torch.nn.Sequential(*layers, torch.nn.Linear(128, 10)).to(device)
@@ -260,7 +261,7 @@ def _speed(device: torch.device, args: argparse.Namespace) -> int:
 
 
 def _meeting_place() -> str:
-    """Where torch.distributed's ranks find each other: a free port of rank 0's host."""
+    """Where the ranks of torch.distributed meet: a free port of rank 0's host."""
     address = None
     if hvd.rank() == 0:
         with socket.socket() as probe:

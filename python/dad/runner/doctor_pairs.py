@@ -1,5 +1,5 @@
-"""`dadrun --doctor -H …`: the lines between hosts. Does every host reach every other, how fast and how far
-are they, do their clocks and versions agree, and what follows from that for a job?"""
+"""`dadrun --doctor -H …`: checks the lines between hosts. Can every host reach every other, at what rate and
+delay, do clocks and versions agree, and what follows for a job?"""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from dad.runner.hosts import Host
 _SECONDS_FOR_PAIR = 3.0
 _START_SECONDS = 90
 _MOST_SKEW = 1.0
-# A line that is slower than the middle one by this factor is named.
+# A line slower than the median by this factor is named.
 _SLOW = 3.0
 
 
 def examine_pairs(hosts: Sequence[Host], command: Sequence[str]) -> Iterator[Finding]:
-    """command: starts the worker (doctor_pairs_worker.py) once on each of these hosts."""
+    """command: starts one worker (doctor_pairs_worker.py) on each of these hosts."""
     limit = _START_SECONDS + _SECONDS_FOR_PAIR * len(hosts) ** 2
     try:
         answer = subprocess.run(command, capture_output=True, text=True, timeout=limit)
@@ -74,7 +74,7 @@ def _reachability(
 
 
 def _clocks(names: Sequence[str], lines: dict[tuple[int, int], Any]) -> Iterator[Finding]:
-    """Compared with the first host."""
+    """Compares with the first host."""
     skews = {there: line["skew"] for (here, there), line in lines.items() if here == 0 and "skew" in line}
     wrong = {there: skew for there, skew in skews.items() if abs(skew) > _MOST_SKEW}
     for there, skew in wrong.items():

@@ -1,7 +1,7 @@
-"""One host of the doctor's look at lines: every host connects to every other, one after the other.
+"""One host of the doctor's check of lines: every host connects to every other, one after the other.
 
-Rank 0 prints what all of them have found, as a line of JSON after MARK. dad's engine takes no part: it needs
-every pair, and this finds those that do not work.
+Rank 0 prints the findings of all of them as a line of JSON after MARK. It does not use dad's engine, which
+needs every pair: this check finds the pairs that do not work.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main() -> int:
         store.put(_SCOPE, f"place.{rank}", json.dumps(place).encode())
         deadline = time.monotonic() + _TURN_SECONDS
         places = [json.loads(store.wait(_SCOPE, f"place.{other}", deadline)) for other in range(size)]
-        # One rank measures at a time: a line has to be the same for all.
+        # One rank measures at a time, so that all lines are measured alike.
         for turn in range(size):
             if turn == rank:
                 lines = {
@@ -68,7 +68,7 @@ def main() -> int:
 
 
 def versions() -> dict[str, str]:
-    """What has to fit between hosts."""
+    """What has to agree between hosts."""
     found = {"python": platform.python_version(), "dad": __version__}
     for package in _PACKAGES:
         try:
@@ -79,13 +79,14 @@ def versions() -> dict[str, str]:
 
 
 def _own_address(store: str) -> str:
-    """Where ranks would listen: on the interface that was chosen, or that leads to the store."""
+    """Where ranks would listen: on the chosen interface, or on the one that routes to the store."""
     chosen = (os.environ.get("DAD_GLOO_IFACE") or "").split(",")[0]
     return network.interface_addresses().get(chosen) or network.address_towards(store)
 
 
 def serve(server: socket.socket, token: str) -> None:
-    """Answers who knows the token: "P" with the time, "R" and a length when so many bytes have come."""
+    """Answers clients that know the token: "P" with the time, "R" and a length when that many bytes have
+    arrived."""
     while True:
         try:
             connection, _ = server.accept()
@@ -116,7 +117,7 @@ def _answer(connection: socket.socket, token: str) -> None:
 
 
 def measure(address: str, port: int, token: str) -> dict[str, Any]:
-    """Of the line to a host: {"delay", "skew", "rate"}, the first two in seconds, or {"error"}."""
+    """Measures the line to a host: {"delay", "skew", "rate"}, the first two in seconds, or {"error"}."""
     try:
         with socket.create_connection((address, port), timeout=_CONNECT_SECONDS) as line:
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -141,7 +142,7 @@ def _ping(line: socket.socket) -> tuple[float, float]:
 
 
 def _rate(line: socket.socket, num_bytes: int) -> float:
-    """Bytes per second of the second of two parts, before which the connection has found its speed."""
+    """Bytes per second of the second of two parts; during the first the connection reaches its rate."""
     for _ in range(2):
         line.sendall(b"R" + struct.pack("<q", num_bytes))
         for begin in range(0, num_bytes, len(_CHUNK)):

@@ -1,5 +1,5 @@
-"""What the doctor finds: a line each. ✓ is fine, ✗ is broken, – is absent or not as it should be, and a job
-works all the same."""
+"""The doctor's findings, one line each. ✓ is fine, ✗ is broken, – is absent or not as it should be, although
+a job still works."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Finding:
 
 
 def report(findings: Iterable[Finding]) -> int:
-    """Prints each as soon as it is known; how many are broken."""
+    """Prints each as soon as it is known; returns how many are broken."""
     broken = 0
     for finding in findings:
         print(f"{finding.mark} {finding.text}", flush=True)

@@ -1,9 +1,9 @@
 """How the launcher of an elastic job and the notification service of a worker prove to each other that they
 know the job's secret, before either reads anything else.
 
-The service sends a nonce; the launcher a nonce and a proof; the service a proof. A proof is HMAC-SHA256 over
-both nonces by the key of the worker's slot (secret.notification_key), and so is the key that signs what
-follows: what was recorded on one connection is worth nothing on another.
+The service sends a nonce; the launcher sends a nonce and a proof; the service sends a proof. A proof is
+HMAC-SHA256 over both nonces, by the key of the worker's slot (secret.notification_key). The key that signs
+later messages is derived likewise, so a recording of one connection is useless on another.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _LABEL = b"dad notification 1 "
 
 
 class GreetingError(ValueError):
-    """Who is at the other end does not know the secret of the job."""
+    """The peer does not know the secret of the job."""
 
 
 def as_service(read: Callable[[int], bytes], write: Callable[[bytes], object], key: bytes) -> bytes:
-    """The key of this connection. Raises GreetingError, and what read and write raise."""
+    """Returns the key of this connection. Raises GreetingError, and whatever read and write raise."""
     mine = secrets.token_bytes(NONCE_BYTES)
     write(mine)
     nonces = mine + read(NONCE_BYTES)

@@ -1,4 +1,4 @@
-"""Hosts and slots, and which rank goes where."""
+"""Hosts and slots, and the assignment of ranks to them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def parse_hostfile(path: str, default_slots: int = 1) -> list[Host]:
 
 
 def parse_host_lines(lines: list[str], where: str, default_slots: int = 1) -> list[Host]:
-    """The lines of a hostfile, of which there may be none."""
+    """The lines of a hostfile that may be missing."""
     hosts: list[Host] = []
     for number, line in enumerate(lines, start=1):
         line = line.partition("#")[0].strip()

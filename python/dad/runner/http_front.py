@@ -1,8 +1,8 @@
-"""The front of the key-value server: takes connections, and reads the head of a request from each.
+"""The front of the key-value server: accepts connections, and reads the head of a request from each.
 
-One thread does this for all connections, in bounded time and memory: whoever says nothing, says it slowly
-or says too much is dropped, and whoever cannot sign (secret.py) is refused before any more is read. Only what
-has passed here gets a thread of its own.
+One thread does this for all connections, in bounded time and memory. A client that sends nothing, sends
+slowly or sends too much is dropped, and one that cannot sign (secret.py) is refused before anything more is
+read. Only requests that pass here get a thread of their own.
 """
 
 from __future__ import annotations
@@ -20,42 +20,42 @@ from dad.runner.secret import HEADER, Refused, StaleError, Verifier, sign_answer
 
 log = logging.getLogger("dad")
 
-# From the first byte to the last one of the head.
+# From the first byte of the head to its last.
 HEAD_SECONDS = 10.0
 MOST_HEAD_BYTES = 8192
-# Connections whose head has not come. One more, and the oldest has to go.
+# The most connections whose head has not arrived. If there is one more, the oldest is closed.
 MOST_WAITING = 512
-# That have passed, and are answered or wait for an answer. There is at most one per worker.
+# The most requests that are being answered or wait for an answer. There is at most one per worker.
 MOST_SERVED = 2048
-# For a body, and for an answer that is not taken: this, and a second for so many bytes.
+# Time for a body, and for a client that does not take its answer: this, plus a second per so many bytes.
 _PATIENCE_SECONDS = 10.0
 _SLOWEST_BYTES_PER_SECOND = 100_000
 _MOST_SOURCES_NAMED = 64
-# Of a request that has had its answer, so that the answer is not lost in a reset.
+# Discarded after an answer, so that the answer is not lost in a reset.
 _MOST_DISCARDED_BYTES = 1 << 20
 
 
 class BadRequest(Exception):
-    """The head is none of HTTP."""
+    """The head is not HTTP."""
 
 
 @dataclass
 class Request:
-    """Its head has come, and if the server has a key, it is one of the job's."""
+    """Its head has arrived and, if the server has a key, is signed by a member of the job."""
 
     connection: socket.socket
     source: str
     verb: str
     path: str
-    length: int  # -1: it does not say
+    length: int  # -1: not given
     body_start: bytes
-    # By the signature in the request the answer is signed; empty: it is not.
+    # The signature of the request, which that of the answer covers; empty: the answer is not signed.
     signature: str = ""
     digest: str = ""
     key: bytes = b""
 
     def read_body(self) -> bytes | None:
-        """None if it does not come in time."""
+        """Returns None if it does not arrive in time."""
         body = bytearray(self.body_start)
         deadline = time.monotonic() + patience(self.length)
         while len(body) < self.length:
@@ -107,7 +107,7 @@ class _Waiting:
 
 class Front:
     """`serve(request)` is called on a thread of its own for each request; `let_in(connection)` may drop one
-    at once. key() is that of the store, empty for an open one."""
+    at once. key() is the store's key, empty for an open store."""
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class Front:
         self._selector.register(self._wakeup, selectors.EVENT_READ)
 
     def run(self) -> None:
-        """Until stop()."""
+        """Serves until stop()."""
         while True:
             soonest = next(iter(self._waiting.values()), None)
             left = None if soonest is None else max(0.0, soonest.give_up_at - time.monotonic())
@@ -156,7 +156,7 @@ class Front:
             self._waker.send(b".")
 
     def close(self) -> None:
-        """When run() has returned, or in a forked child, where it does not run."""
+        """Call when run() has returned, or in a forked child, where it does not run."""
         for waiting in self._waiting.values():
             waiting.connection.close()
         self._waiting.clear()
@@ -165,7 +165,7 @@ class Front:
             ours.close()
 
     def _accept(self) -> None:
-        for _ in range(64):  # in one turn
+        for _ in range(64):  # per turn
             try:
                 connection, address = self._listener.accept()
             except OSError:
@@ -181,7 +181,7 @@ class Front:
             waiting = _Waiting(connection, str(address[0]), time.monotonic() + HEAD_SECONDS)
             self._waiting[connection.fileno()] = waiting
             self._selector.register(connection, selectors.EVENT_READ)
-            self._read(waiting)  # often it is there already
+            self._read(waiting)  # it has often arrived already
 
     def _read(self, waiting: _Waiting) -> None:
         try:
@@ -244,7 +244,7 @@ class Front:
 
     def _serve_one(self, request: Request) -> None:
         try:
-            # A client that hangs up in the middle of a request is that client's business.
+            # A client may hang up in the middle of a request.
             with request.connection, contextlib.suppress(OSError):
                 self._serve(request)
         finally:
@@ -273,8 +273,8 @@ class Front:
         )
 
     def _end(self, waiting: _Waiting, answer: bytes) -> None:
-        """The answer fits into the buffer of a connection that has carried nothing yet. What else comes is
-        thrown away until the client hangs up."""
+        """The answer fits into the buffer of a connection that has carried nothing yet. Further input is
+        discarded until the client hangs up."""
         waiting.is_answered = True
         waiting.head.clear()
         try:
@@ -293,7 +293,7 @@ class Front:
 
 
 def _parse(waiting: _Waiting, head: bytes, rest: bytes) -> tuple[Request, str]:
-    """The request, and how it is signed."""
+    """The request, and its signature header."""
     try:
         first, *lines = head.decode("latin-1").split("\r\n")
         verb, path, version = first.split(" ")

@@ -12,10 +12,10 @@ from dad.runner.remote import GRACE_SECONDS
 from dad.runner.tracebacks import TracebackFolder
 from dad.runner.verdict import PEER_ENDED, advice, by_signal, how_it_ended, last_lines, lost_peer
 
-# A peer that has closed its connections has so long to end by itself, since it may have much to tear down:
-# then we know how it ended. One that is silent will not.
+# A peer that has closed its connections has this long to end by itself, because it may have much to tear
+# down; then its exit code is known. A silent peer does not end by itself.
 _CULPRIT_SECONDS = 5.0
-# So many of the ranks that failed too are named.
+# The most ranks to name that failed as well.
 _MOST_NAMED = 8
 
 
@@ -47,7 +47,7 @@ class Job:
     def _stop_after_failure(self) -> None:
         if self._failed_at is None:
             return
-        # What a rank has said is known when its pipes are closed.
+        # What a rank has printed is complete when its pipes are closed.
         failed = [rank for rank in self._processes if rank.exit_code and (rank.open_pipes == 0 or rank.done)]
         running = {rank.label for rank in self._processes if rank.exit_code is None}
         lost = [lost_peer(rank, PEER_ENDED) for rank in failed]
@@ -61,17 +61,17 @@ class Job:
         if self._pool.signals:
             return 128 + self._pool.signals[0]
         if culprit is None:
-            # Stopped by us for want of a reader.
+            # We stopped it for want of a reader.
             return 0 if self._pool.stopped_at is None else 128 + signal.SIGPIPE
         assert culprit.exit_code is not None
         self._pool.say(self._describe(culprit))
         return culprit.exit_code
 
     def _culprit(self) -> RankProcess | None:
-        """The first to fail; but a rank that a signal killed comes before those that raised, and those that
-        raised because a peer was gone come last.
+        """The first to fail; but a rank that a signal killed takes precedence over ranks that raised, and
+        ranks that raised because a peer was gone come last.
 
-        Survivors raise as soon as a peer is gone, which may be before we hear of the peer.
+        Survivors raise as soon as a peer is gone, which may be before we notice that the peer has ended.
         """
         failed = [rank for rank in self._processes if rank.exit_code and not self._is_victim(rank)]
         return min(
@@ -81,7 +81,7 @@ class Job:
         )
 
     def _is_victim(self, rank: RankProcess) -> bool:
-        """Whether our own order ended it."""
+        """Whether an order of ours ended it."""
         if self._pool.stopped_at is None or not rank.told_to_stop:
             return False
         if rank.exit_code == 128 + signal.SIGTERM:
@@ -98,7 +98,7 @@ class Job:
             *advice(culprit),
         ]
         others = [rank for rank in self._processes if rank is not culprit]
-        # One that left too early is often why the culprit failed.
+        # A rank that left too early is often the reason why the culprit failed.
         lost = lost_peer(culprit)
         before = [
             rank

@@ -14,7 +14,7 @@ POLL_SECONDS = 0.02
 
 
 class RoundOverError(ConnectionError):
-    """The launcher of an elastic job says that what this rank waits for will not come: a rank was lost."""
+    """The launcher of an elastic job says that the awaited key will not come, because a rank was lost."""
 
 
 class ForeignStoreError(PermissionError):
@@ -24,7 +24,7 @@ class ForeignStoreError(PermissionError):
 class KeyValueClient:
     """Talks to `http://HOST:PORT`. One connection per request, as HTTP/1.0 has it.
 
-    key: signs the requests, and the answers have to be signed by it (secret.py); None: that of the job that
+    key: signs the requests, and answers have to be signed by it (secret.py); None: the key of the job that
     this process belongs to; empty: the server knows no secret.
     """
 
@@ -35,7 +35,7 @@ class KeyValueClient:
         self.url = url
         self._address = (parts.hostname, parts.port)
         self._timeout = request_timeout
-        self.foreign = ""  # why the server that is_server_of() has found is none of this job
+        self.foreign = ""  # why the server found by is_server_of() is not one of this job
         key = secret.key_of_rank(os.environ) if key is None else key
         self._signer = secret.Signer(key) if key else None
 
@@ -51,7 +51,7 @@ class KeyValueClient:
             raise OSError(f"{self.url} answered {status} to PUT /{scope}/{key}")
 
     def wait(self, scope: str, key: str, deadline: float) -> bytes:
-        """Polls until the key is there or `deadline` (of time.monotonic) has passed."""
+        """Polls until the key exists or `deadline` (of time.monotonic) has passed."""
         while True:
             value = self.get(scope, key)
             if value is not None:

@@ -1,4 +1,4 @@
-"""From hosts and a command to a running job."""
+"""Turns hosts and a command into a running job."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def plan_network(hosts: list[str], interfaces: str | None) -> Network:
     remote_hosts = [host for host in dict.fromkeys(hosts) if not network.is_local(host)]
     if not remote_hosts:
         if interfaces is not None:
-            listening_address(interfaces)  # that there is one of these
+            listening_address(interfaces)  # checks that at least one of these exists
         return Network([], _LOOPBACK, interfaces or network.loopback_interface())
     if interfaces is None:
         return Network(remote_hosts, network.address_towards(remote_hosts[0]), None)
@@ -65,7 +65,7 @@ def plan_network(hosts: list[str], interfaces: str | None) -> Network:
 
 
 def listening_address(interfaces: str) -> str:
-    """Ours on the first of these that this machine has."""
+    """Our address on the first of these interfaces that this machine has."""
     ours = network.interface_addresses()
     for name in interfaces.split(","):
         if name in ours:
@@ -100,7 +100,7 @@ def working_directory() -> str:
 def serving(
     server: RendezvousServer | None, net: Network, plan: LaunchPlan, is_open: bool = False
 ) -> Iterator[RendezvousServer]:
-    """The given server, or one that is there as long as the context."""
+    """The given server, or a new one that lives as long as the context."""
     if server is not None:
         yield server
         return
@@ -109,7 +109,7 @@ def serving(
 
 
 def start_server(net: Network, environment: Mapping[str, str], is_open: bool = False) -> RendezvousServer:
-    """Only on the address that the ranks use; with the secret of the job, unless it is to be open."""
+    """Listens only on the address that the ranks use; with the secret of the job, unless it is to be open."""
     port = _port(environment)
     try:
         return RendezvousServer(net.address, port, secret=b"" if is_open else secret.of_launcher(environment))
@@ -132,7 +132,7 @@ def _port(environment: Mapping[str, str]) -> int:
 
 
 def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
-    """The place of a rank, for dad and, under Horovod's names, for all who know those."""
+    """The place of a rank, for dad and, under Horovod's names, for other libraries."""
     place = {
         "RANK": slot.rank,
         "SIZE": slot.size,
@@ -156,7 +156,7 @@ def worker_variables(slot: Slot, net: Network, port: int) -> dict[str, str]:
 
 
 def interface_variables(net: Network, environment: dict[str, str], given: bool) -> dict[str, str]:
-    """What the user has set stays, unless a flag says otherwise."""
+    """Keeps what the user has set, unless a flag overrides it."""
     if net.interfaces is None:
         return {}
     wanted = {
@@ -185,7 +185,7 @@ def _start_all(
     except BaseException:
         for rank in started:
             if rank.process.stdin is not None:
-                rank.process.stdin.close()  # which ends it
+                rank.process.stdin.close()  # this ends it
         raise
     return started
 

@@ -1,6 +1,6 @@
-"""The ranks meet: rank 0 serves the key-value store where no launcher does, the others find it.
+"""How ranks meet: rank 0 serves the key-value store if no launcher does, and the others find it.
 
-The server stays up until the process ends, for init() and shutdown() may be called many times.
+The server stays up until the process ends, because init() and shutdown() may be called many times.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dad.runner.rendezvous import RendezvousServer
 from dad.world import Meeting, World, WorldError, new_job_id
 
 _JOB = "dad_job"
-# Ranks that have not come after so long are named.
+# Ranks that have not arrived after this time are named.
 _PATIENCE_SECONDS = 5.0
 _Answer = TypeVar("_Answer")
 # Keeps the server of rank 0 alive.
@@ -63,7 +63,7 @@ class _FileStore:
 
 
 def meet(world: World) -> World:
-    """The same world with a rendezvous address, and with no place left open."""
+    """The same world with a rendezvous address, and no place left open."""
     deadline = time.monotonic() + world.start_timeout
     try:
         return _name_job(_meet(world, deadline), deadline)
@@ -89,7 +89,7 @@ def _meet(world: World, deadline: float) -> World:
 
 
 def _name_job(world: World, deadline: float) -> World:
-    """dadrun has named it, or the ranks when they took their seats; else rank 0 does."""
+    """The name that dadrun gave, or the ranks when they took their seats; else rank 0 makes one."""
     if world.job:
         return world
     if world.rank == 0:
@@ -106,7 +106,7 @@ def _open(url: str) -> _Store:
 
 
 def _serve(host: str, ports: tuple[int, ...], token: str) -> RendezvousServer:
-    """On this address, "" for all, and the first of these ports that is free."""
+    """Listens on this address, "" for all, and on the first of these ports that is free."""
     for port in ports:
         try:
             server = RendezvousServer(
@@ -132,7 +132,7 @@ def _until(deadline: float, ask: Callable[[], _Answer | None], what: str) -> _An
         time.sleep(POLL_SECONDS)
 
 
-# ---- rank 0's host is known, its port one of several
+# ---- rank 0's host is known, and the port is one of several
 
 
 def _meet_at_ports(world: World, deadline: float) -> World:
@@ -140,7 +140,7 @@ def _meet_at_ports(world: World, deadline: float) -> World:
     if world.rank == 0:
         server = _serve(network.serving_address(meeting.host), meeting.ports, meeting.token)
         url = f"http://{meeting.host}:{server.port}"
-        # Our own server is asked where it listens: the name may stand for a proxy.
+        # Ask our own server where it listens: the name may stand for a proxy.
         seats = KeyValueClient(f"http://{server.host}:{server.port}")
         return _take_seats(replace(world, rendezvous=url), seats, deadline)
     foreign: list[str] = []
@@ -156,13 +156,13 @@ def _meet_at_ports(world: World, deadline: float) -> World:
         try:
             return _take_seats(replace(world, rendezvous=url), KeyValueClient(url), deadline)
         except (OSError, http.client.HTTPException) as error:
-            # The server of an earlier job was just going down, or it is slow; look again.
+            # The server of an earlier job is just closing, or slow; look again.
             if isinstance(error, TimeoutError) or time.monotonic() > deadline:
                 raise
 
 
 def _probe(meeting: Meeting, rank: int, foreign: list[str]) -> str | None:
-    """The address of our job's server. One in which our seat is taken is that of an earlier run.
+    """The address of our job's server. A server on which our seat is taken belongs to an earlier run.
 
     Servers that do not know our secret are noted in `foreign`.
     """
@@ -181,7 +181,7 @@ def _probe(meeting: Meeting, rank: int, foreign: list[str]) -> str | None:
 
 
 def _meet_through_agent(world: World, deadline: float) -> str:
-    """torchrun's agent has a store; rank 0 leaves the address of ours there."""
+    """torchrun's agent has a store, in which rank 0 leaves the address of ours."""
     from datetime import timedelta
 
     from torch.distributed import TCPStore
@@ -203,12 +203,12 @@ def _meet_through_agent(world: World, deadline: float) -> str:
 
 
 def _meet_through_mpi(world: World, deadline: float) -> str:
-    """Rank 0's addresses are broadcast by MPI; the others take the first that answers."""
+    """MPI broadcasts rank 0's addresses; the others take the first that answers."""
     message = ""
     if world.rank == 0:
         token = secrets.token_hex(8)
         addresses = _own_addresses(world)
-        # Which of several the other hosts can reach shows only when they try.
+        # Which of several addresses the other hosts can reach is known only after trying.
         port = _serve(addresses[0] if len(addresses) == 1 else "", (0,), token).port
         message = " ".join([token, *(f"http://{address}:{port}" for address in addresses)])
     token, *urls = _mpi_bootstrap()(message).split()
@@ -248,13 +248,13 @@ def _own_addresses(world: World) -> list[str]:
     return list(dict.fromkeys(found[name] for name in order)) or ["127.0.0.1"]
 
 
-# ---- who sits where
+# ---- the place of each rank
 
 
 def _take_seats(world: World, store: _Store, deadline: float) -> World:
-    """Every rank tells its host; so each learns its place among those of its host and across hosts.
+    """Every rank publishes its host, so each learns its place among the ranks of its host and across hosts.
 
-    It also tells which cores it may use, so that ranks that share a machine can divide them.
+    It also publishes the cores that it may use, so that ranks that share a machine can divide them.
     """
     machine = network.machine_identity()
     host = world.hostname if world.has_named_host else machine
@@ -291,7 +291,7 @@ def _take_seats(world: World, store: _Store, deadline: float) -> World:
 
 
 def _name_missing(world: World, store: _Store, deadline: float) -> None:
-    """One line of the lowest rank that has come."""
+    """One line of the lowest rank that has arrived."""
     missing = [rank for rank in range(world.size) if store.get(_SEATS, str(rank)) is None]
     if missing and world.rank == min(set(range(world.size)) - set(missing)):
         noun = "ranks" if len(missing) > 1 else "rank"
@@ -302,7 +302,7 @@ def _name_missing(world: World, store: _Store, deadline: float) -> None:
 
 
 def place_among(world: World, seats: list[dict[str, Any]]) -> World:
-    """Fills in what the launcher left open; a local rank that was given stays."""
+    """Fills in what the launcher left open; a given local rank is kept."""
     places: list[tuple[str, int]] = []
     for seat in seats:
         on_host = sum(host == seat["host"] for host, _ in places)

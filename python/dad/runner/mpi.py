@@ -29,13 +29,13 @@ from dad.runner.rendezvous import RendezvousServer
 from dad.runner.ssh import check_hosts
 from dad.world import new_job_id
 
-# Places of an outer job, which would be taken for those of this one.
+# Variables for the place of a rank in an outer job, which would be taken for those of this one.
 _PLACE = re.compile(r"(DAD|HOROVOD)_(LOCAL_|CROSS_)?(RANK|SIZE)|(OMPI|PMI|PMIX|PRTE)_.*|MPI_LOCAL.*")
 
 
 @dataclass(frozen=True)
 class MpiJob:
-    """What an mpirun command is made of."""
+    """The parts of an mpirun command."""
 
     mpirun: str
     plan: LaunchPlan
@@ -52,7 +52,7 @@ def launch_with_mpirun(
     binding_args: str | None = None,
     server: RendezvousServer | None = None,
 ) -> int:
-    """Like launch(): the exit code of dadrun; a given `server` is not stopped."""
+    """Like launch(): returns the exit code of dadrun; a given `server` is not stopped."""
     mpirun = shutil.which("mpirun") or shutil.which("mpiexec")
     if mpirun is None:
         raise LaunchError("--mpi: there is no mpirun on PATH; install one: apt-get install openmpi-bin")
@@ -82,7 +82,8 @@ def launch_with_mpirun(
 
 
 def has_secret(net: Network, environment: Mapping[str, str]) -> bool:
-    """mpirun hands nothing to other hosts that others there could not see; a file may be there already."""
+    """mpirun hands nothing to other hosts that other users there could not see; a secret file may exist
+    already."""
     return not net.remote_hosts or bool(environment.get(secret.FILE_VARIABLE))
 
 
@@ -110,7 +111,7 @@ def mpi_environment(plan: LaunchPlan, net: Network, port: int) -> dict[str, str]
     environment["HOROVOD_CONTROLLER"] = environment["HOROVOD_CPU_OPERATIONS"] = "mpi"
     environment["PYTHONUNBUFFERED"] = "1"
     if os.geteuid() == 0:
-        # Open MPI refuses root otherwise; a user who calls dadrun as root means it.
+        # Without these, Open MPI refuses to run as root; a user who calls dadrun as root means it.
         environment["OMPI_ALLOW_RUN_AS_ROOT"] = environment["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] = "1"
     return environment
 
@@ -135,7 +136,7 @@ def openmpi_command(job: MpiJob) -> list[str]:
         for layer in ("btl_tcp_if_include", "oob_tcp_if_include"):
             command += ["--mca", layer, networks]
     for name in sorted(remote.exportable(job.environment)):
-        # Shell functions and the like have names that mpirun does not take.
+        # mpirun does not take names like those of shell functions.
         if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and not name.startswith("OMPI_"):
             command += ["-x", name]
     return [*command, *shlex.split(job.mpi_args or ""), *plan.command]

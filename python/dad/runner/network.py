@@ -1,4 +1,4 @@
-"""Which addresses are ours, and which of them others can reach."""
+"""Which addresses are ours, and which of them other hosts can reach."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def addresses_of(host: str) -> list[str]:
 
 
 def is_local(host: str) -> bool:
-    """Whether the name stands for this machine: only an address of this machine can be bound."""
+    """Whether the name stands for this machine: only its own addresses can be bound."""
     for address in addresses_of(host):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             try:
@@ -37,7 +37,8 @@ def is_local(host: str) -> bool:
 
 
 def machine_identity() -> str:
-    """Equal for processes that share a host. Names alone are not: containers often have the same one."""
+    """A host id, equal for processes that share a host. Names are not enough: containers often have the same
+    one."""
     parts = [socket.gethostname()]
     with contextlib.suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip()[:8])
@@ -100,8 +101,8 @@ def address_towards(host: str) -> str:
 def serving_address(host: str) -> str:
     """The address to listen on for ranks that look for this machine under the name `host`.
 
-    Empty, which means all until the ranks have come, if the name does not tell: many machines give their own
-    name a loopback address (127.0.1.1), under which nobody else knows them.
+    Empty, which means all addresses until the ranks have arrived, if the name does not tell: many machines
+    give their own name a loopback address (127.0.1.1), which is useless to other hosts.
     """
     found = addresses_of(host)
     ours = [address for address in found if is_local(address)]
@@ -109,7 +110,7 @@ def serving_address(host: str) -> str:
         if plain in ours:
             return plain
     if any(address.startswith("127.") for address in ours):
-        return ""  # ranks on this machine come by the loopback address, others do not
+        return ""  # ranks on this machine use the loopback address, others do not
     if ours:
         return ours[0]
     # The name of a service or a proxy that passes connections on to us.
@@ -117,7 +118,7 @@ def serving_address(host: str) -> str:
 
 
 def _ssh_hostname(host: str) -> str:
-    """What ssh's configuration makes of a name."""
+    """The host name that ssh's configuration maps it to."""
     try:
         answer = subprocess.run(["ssh", "-G", host], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

@@ -31,7 +31,7 @@ class ByteSink(Protocol):
 
 
 class Nowhere:
-    """For output that nobody is to see."""
+    """A destination for output that is discarded."""
 
     def write(self, data: bytes, /) -> None: ...
     def flush(self) -> None: ...
@@ -86,7 +86,7 @@ class RankStream:
         # A carriage return ends a line too, so that progress bars move.
         lines = (self._rest + data).splitlines(keepends=True)
         self._rest = b""
-        # "\r" at the end of what has come so far may be the first half of "\r\n".
+        # "\r" at the end of the input so far may be the first half of "\r\n".
         if lines and not lines[-1].endswith(b"\n"):
             self._rest = lines.pop()
         if len(self._rest) >= MAX_LINE_BYTES:
@@ -119,7 +119,7 @@ class RankStream:
         self.write(lines, [self.rank])
 
     def write(self, lines: list[bytes], ranks: list[int]) -> None:
-        """Lines of these ranks, with their prefix."""
+        """Writes lines of these ranks, with their prefix."""
         if not lines:
             return
         stamp = time.asctime() if self._timestamps else ""

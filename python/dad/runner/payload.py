@@ -1,7 +1,7 @@
-"""Python objects on their way through the key-value server, signed.
+"""Signed Python objects on their way through the key-value server.
 
-Whoever can reach the server could otherwise have us unpickle what they like. The key travels
-in the environment of the ranks, which only their user can read.
+Otherwise anyone who can reach the server could make us unpickle arbitrary data. The key travels in the
+environment of the ranks, which only their user can read.
 """
 
 from __future__ import annotations

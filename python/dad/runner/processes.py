@@ -1,6 +1,7 @@
 """The processes of a job: their output, their ends, the orders to them, and the launcher's own signals.
 
-What an end means is not known here: job.py ends the others, elastic/launch.py starts a successor.
+This module does not interpret how a process ends: job.py ends the others, elastic/launch.py starts a
+successor.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from dad.runner.remote import GRACE_SECONDS, SIGN_OF_LIFE_SECONDS
 from dad.runner.tracebacks import TracebackFolder
 
 _POLL_SECONDS = 0.1
-# How long output is awaited from a rank that has ended; a daemon of its may hold the pipe open.
+# How long output is awaited from a rank that has ended, since a daemon of it may hold the pipe open.
 _DRAIN_SECONDS = 1.0
 TERMINATE = b"T"
 KILL = b"K"
@@ -44,22 +45,22 @@ class RankProcess:
     killed_by: int = 0  # the signal that ended the process here, for a remote rank that of ssh
     ended_at: float = 0.0
     open_pipes: int = 2
-    told_to_stop: bool = False  # before we knew of its end
-    kill_at: float | None = None  # when the process here goes, whatever the other host does
+    told_to_stop: bool = False  # before we noticed its end
+    kill_at: float | None = None  # when the process here is killed, whatever the other host does
     done: bool = field(default=False)
 
 
 class ProcessPool:
-    """Used by one thread, but for order()."""
+    """For use by one thread, except order()."""
 
     def __init__(self, messages: TextIO = sys.stderr, tracebacks: TracebackFolder | None = None) -> None:
-        self.ranks: list[RankProcess] = []  # those that are not done
+        self.ranks: list[RankProcess] = []  # the ranks that are not done
         self.tracebacks = tracebacks or TracebackFolder()
         self.stopped_at: float | None = None
         self.killed_at: float | None = None
         self.signals: list[int] = []
         self._signals_seen = 0
-        self._wishes = 0  # to see what the ranks are doing: SIGUSR1
+        self._wishes = 0  # requests to see what the ranks are doing: SIGUSR1
         self._asked = 0  # how many ranks were asked for that
         self._messages = messages
         self._selector = selectors.DefaultSelector()
@@ -74,7 +75,7 @@ class ProcessPool:
             assert pipe is not None
             os.set_blocking(pipe.fileno(), False)
             self._selector.register(pipe, selectors.EVENT_READ, (rank, stream))
-        with contextlib.suppress(OSError):  # an old kernel: then its end is polled for
+        with contextlib.suppress(OSError):  # an old kernel: then its end is polled
             pidfd = os.pidfd_open(rank.process.pid)
             self._pidfds[pidfd] = rank
             self._selector.register(pidfd, selectors.EVENT_READ)
@@ -85,7 +86,7 @@ class ProcessPool:
 
     @contextlib.contextmanager
     def in_charge(self, sign_of_life_seconds: float = SIGN_OF_LIFE_SECONDS) -> Iterator[None]:
-        """Signals to us are caught, signs of life sent; at the end nothing is left running."""
+        """Catches signals to us, sends signs of life; leaves nothing running at the end."""
         thread = threading.Thread(target=self._send_signs_of_life, args=(sign_of_life_seconds,), daemon=True)
         thread.start()
         try:
@@ -99,7 +100,7 @@ class ProcessPool:
             self._selector.close()
 
     def step(self, timeout: float | None = None) -> list[RankProcess]:
-        """Passes output on, obeys signals; the ranks that have ended since the last step.
+        """Passes output on and obeys signals; returns the ranks that have ended since the last step.
 
         Waits for something to happen, but not longer than `timeout`.
         """
@@ -112,7 +113,7 @@ class ProcessPool:
         return ended
 
     def order(self, command: bytes, ranks: Iterable[RankProcess] | None = None) -> None:
-        """A byte for child.py."""
+        """Sends a byte to child.py."""
         with self._input_lock:
             for rank in self.ranks if ranks is None else ranks:
                 if rank.exit_code is None and rank.process.stdin is not None:
@@ -131,7 +132,7 @@ class ProcessPool:
             self.end(self.ranks, KILL)
 
     def end(self, ranks: Iterable[RankProcess], command: bytes = TERMINATE) -> None:
-        """Ends these; a connection that is dead does not keep us waiting."""
+        """Ends these ranks, without waiting for a dead connection."""
         now = time.monotonic()
         limit = now + (1.0 if command == KILL else GRACE_SECONDS + 2.0)
         chosen = [rank for rank in ranks if rank.exit_code is None]
@@ -147,7 +148,7 @@ class ProcessPool:
     # ---- the step
 
     def _must_poll(self) -> bool:
-        """A pidfd tells of an end; without one, or while output is held back or awaited, time matters too."""
+        """A pidfd reports an end; without one, or while output is held back or awaited, time matters too."""
         return (
             self.tracebacks.is_holding
             or len(self._pidfds) < sum(rank.exit_code is None for rank in self.ranks)
@@ -162,7 +163,7 @@ class ProcessPool:
                 self._read(key)
 
     def _read(self, key: selectors.SelectorKey) -> bool:
-        """False when there is nothing left for now."""
+        """Returns False when there is nothing left for now."""
         try:
             data = os.read(key.fd, 1 << 16)
         except BlockingIOError:
@@ -177,7 +178,7 @@ class ProcessPool:
         try:
             show(*arguments)
         except BrokenPipeError:
-            # Whoever read our output has gone, as with `dadrun … | head`: nobody waits for the job.
+            # The reader of our output is gone, as with `dadrun … | head`: end the job.
             self.stop()
 
     def _close_pipe(self, key: selectors.SelectorKey) -> None:
@@ -188,7 +189,7 @@ class ProcessPool:
             stream.close()
 
     def drain(self, rank: RankProcess) -> None:
-        """Reads what a rank that has ended has written, as far as it is there."""
+        """Reads the output of a rank that has ended, as far as it has arrived."""
         for key in self._pipes_of(rank):
             while self._read(key):
                 pass
@@ -236,14 +237,14 @@ class ProcessPool:
             self.order(_SIGN_OF_LIFE, remote)
 
     def _end_stuck_connections(self) -> None:
-        """After an order, a connection that is dead never ends by itself."""
+        """After an order, a dead connection never ends by itself."""
         now = time.monotonic()
         for rank in self.ranks:
             if rank.exit_code is None and rank.kill_at is not None and now > rank.kill_at:
                 rank.process.kill()
 
     def _kill_leftovers(self) -> None:
-        """Only after an exception in the loop is anything left: closing its input ends a rank."""
+        """Anything left here means that the loop raised; closing its input ends a rank."""
         for rank in self.ranks:
             _close_pipes(rank)
         for rank in self.ranks:
@@ -257,7 +258,7 @@ class ProcessPool:
 
     @contextlib.contextmanager
     def _catch_signals(self) -> Iterator[None]:
-        """Ctrl-C and friends become entries of a list. Only the main thread may do this."""
+        """Turns Ctrl-C and similar signals into entries of a list. Only the main thread may do this."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -297,7 +298,7 @@ class ProcessPool:
                 self.kill()
 
     def _inspect(self) -> None:
-        """One rank speaks for all; the next time it is another one, since this one may be unable to."""
+        """One rank reports for all; the next time another one, since this one may be unable to."""
         # A warm start is no rank, and its output goes nowhere.
         living = [rank for rank in self.ranks if rank.exit_code is None]
         ranks = [rank for rank in living if not rank.label.startswith("warm start")]

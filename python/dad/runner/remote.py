@@ -1,7 +1,7 @@
 """How the process of a rank is started: here, or on another host through ssh.
 
-Both ways the process is run by child.py, which gets its orders through stdin. So the
-environment never shows in a list of processes, and no value of it needs quoting.
+In both cases child.py runs the process and gets its orders through stdin. So the environment never shows in a
+list of processes, and no value of it needs quoting.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from dad.runner.ssh import SshOptions
 
 CHILD = Path(__file__).with_name("child.py")
 GRACE_SECONDS = 5.0
-# A remote child that has not heard of us for so long ends its rank: the connection is dead,
-# even if its host has not noticed. Signs of life are sent far more often.
+# A remote child that has not heard of us for this long ends its rank: the connection is dead, even if its
+# host has not noticed. Signs of life are sent far more often.
 SILENCE_SECONDS = 300.0
 SIGN_OF_LIFE_SECONDS = 20.0
 
@@ -33,7 +33,7 @@ _NOT_EXPORTED = re.compile(
 
 
 def exportable(environment: dict[str, str]) -> dict[str, str]:
-    """What of the environment may go to another host."""
+    """The part of the environment that may go to another host."""
     return {name: value for name, value in environment.items() if not _NOT_EXPORTED.fullmatch(name)}
 
 
@@ -109,7 +109,7 @@ def _start(
         **more,
     }
     text = json.dumps(spec).encode()
-    # A session of its own: Ctrl-C is for the launcher alone, which then ends its ranks in order.
+    # A session of its own: only the launcher gets Ctrl-C, and then ends its ranks in order.
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE,

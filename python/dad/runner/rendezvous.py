@@ -26,7 +26,7 @@ from dad.runner.secret import store_key
 
 HELLO_SCOPE = "dad"
 HELLO_KEY = "hello"
-SEATS_SCOPE = "dad_seats"  # where every rank says that it has come
+SEATS_SCOPE = "dad_seats"  # where every rank announces its arrival
 # Scopes that a new round of an elastic job leaves as they are: they belong to the job, not to the round.
 _LASTING = frozenset({HELLO_SCOPE, "dad_elastic", "runfunc"})
 MAX_VALUE_BYTES = 1 << 30
@@ -34,21 +34,21 @@ MAX_VALUE_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class _Special:
-    """A scope whose keys are not stored: `get` may take its time, a `put` of False is refused."""
+    """A scope whose keys are not stored: `get` may block, a `put` that returns False is refused."""
 
     get: Callable[[str, Callable[[], bool]], bytes | None]
     put: Callable[[str, bytes], bool]
 
 
 class _Store:
-    """The values, and what answers requests for them. Any thread."""
+    """The values, and the request handler. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._scopes: dict[str, dict[str, bytes]] = {}
         self._abandoned = False
         self.special: dict[str, _Special] = {}
-        self.used: set[str] = set()  # of our addresses, by ranks
+        self.used: set[str] = set()  # our addresses that ranks have used
         self.kept_to: frozenset[str] | None = None
 
     def lets_in(self, connection: socket.socket) -> bool:
@@ -86,7 +86,7 @@ class _Store:
         if value is None:
             return 408
         if request.signature and hashlib.sha256(value).hexdigest() != request.digest:
-            return 403  # somebody has changed it on its way
+            return 403  # the request was changed on its way
         special = self.special.get(scope)
         if special is None:
             self.put(scope, key, value)
@@ -140,7 +140,7 @@ def _listener(host: str, port: int) -> socket.socket:
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind((host, port))
-        # All ranks of a big job connect in the same moment.
+        # All ranks of a big job connect at the same moment.
         made.listen(1024)
     except OSError:
         made.close()
@@ -151,7 +151,7 @@ def _listener(host: str, port: int) -> socket.socket:
 class RendezvousServer:
     """A key-value server on a thread of its own.
 
-    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. With a `secret`
+    `host` is the address to listen on, "" means all of IPv4; `port` 0 means any free one. With a `secret`,
     only requests of the job `job`, which is known before its ranks start, are answered (secret.py). Raises
     OSError if the port is taken.
     """
@@ -174,7 +174,7 @@ class RendezvousServer:
 
     @property
     def num_refused(self) -> int:
-        """Requests that were none, or not of this job."""
+        """The number of requests that were invalid, or not of this job."""
         return self._front.num_refused
 
     @property
@@ -191,8 +191,8 @@ class RendezvousServer:
         return self._address[0] == "0.0.0.0"
 
     def keep_to_ranks(self, *addresses: str) -> None:
-        """All ranks have taken their seats: from now on answers only who connects to one of the addresses
-        that they have used, or to one of these."""
+        """All ranks have taken their seats: from now on only clients that connect to an address that the
+        ranks have used, or to one of these, are answered."""
         self._store.kept_to = frozenset(self._store.used | set(addresses))
 
     def get(self, scope: str, key: str) -> bytes | None:
@@ -207,7 +207,7 @@ class RendezvousServer:
         get: Callable[[str, Callable[[], bool]], bytes | None] = lambda _key, _is_there: None,
         put: Callable[[str, bytes], bool] = lambda _key, _value: False,
     ) -> None:
-        """From now on requests for this scope go to these functions, on threads of the server.
+        """Hands requests for this scope to these functions, on threads of the server, from now on.
 
         get(key, is_there) returns the value or None, and may block; is_there() tells whether the client still
         waits. put(key, value) returns whether the value was accepted.
@@ -215,11 +215,12 @@ class RendezvousServer:
         self._store.special[scope] = _Special(get, put)
 
     def begin_round(self) -> None:
-        """Forgets what the ranks have left here to find each other."""
+        """Forgets the values that ranks have left here to find each other."""
         self._store.clear(_LASTING)
 
     def abandon_round(self) -> None:
-        """Until the next begin_round(): who asks for what is not there learns that it will not come (410)."""
+        """Until the next begin_round(), requests for missing keys are answered with 410: they will not
+        come."""
         self._store.abandon()
 
     def stop(self) -> None:
@@ -229,7 +230,7 @@ class RendezvousServer:
         self._front.stop()
         self._thread.join()
         self._front.close()
-        if self.num_refused > 1:  # one has been named
+        if self.num_refused > 1:  # one has been logged
             log.warning("the rendezvous server has refused %d requests", self.num_refused)
 
     def __enter__(self) -> RendezvousServer:

@@ -13,7 +13,7 @@ from dad.world import WorldError, discover
 
 def main(argv: list[str]) -> int:
     address, port = argv
-    # The function may start processes of its own; the key is not for them.
+    # The function may start processes of its own, which must not get the key.
     secret = os.environ.pop(SECRET_VARIABLE)
     client = KeyValueClient(f"http://{address}:{port}", request_timeout=60.0)
     packed = client.get(*FUNCTION)
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         answer = _pack_error(error, secret)
         code = 1
-    # Not before: in an elastic job a rank may change.
+    # Not before: in an elastic job the rank may change.
     client.put(RESULT_SCOPE, str(_rank()), answer)
     return code
 
@@ -36,7 +36,7 @@ def _rank() -> int:
     try:
         return discover(os.environ).rank
     except WorldError:
-        # An elastic job tells its size in init(), which the function has not called.
+        # An elastic job learns its size in init(), which the function has not called.
         return int(os.environ["DAD_RANK"])
 
 
@@ -44,7 +44,7 @@ def _pack_error(error: Exception, secret: str) -> bytes:
     text = traceback.format_exc()
     try:
         packed = pack(("error", error, text), secret)
-        unpack(packed, secret)  # an exception may pickle and still not come back
+        unpack(packed, secret)  # an exception may pickle and still fail to unpickle
     except Exception:
         return pack(("error", RuntimeError(f"{type(error).__name__}: {error}"), text), secret)
     return packed

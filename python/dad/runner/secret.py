@@ -1,4 +1,4 @@
-"""The secret of a job, and what is signed with it.
+"""The secret of a job, and signatures made with it.
 
 dadrun makes one for each job, or takes the one in DAD_SECRET_FILE, and gives it to child.py with its orders,
 through standard input. child.py keeps it in memory that only its user can open, and leaves the place in the
@@ -36,7 +36,7 @@ UNKNOWN_SERVER = "-"
 
 
 class SecretError(ValueError):
-    """There should be a secret, but it cannot be read, or others can read it, too."""
+    """There should be a secret, but it cannot be read, or other users can read it, too."""
 
 
 # ---- where it comes from
@@ -71,14 +71,14 @@ def of_launcher(environ: Mapping[str, str]) -> bytes:
 
 
 def of_rank(environ: Mapping[str, str]) -> bytes:
-    """Of this process's job; empty if that has none. Raises SecretError."""
+    """The secret of this process's job; empty if that has none. Raises SecretError."""
     place, path = environ.get(PLACE_VARIABLE), environ.get(FILE_VARIABLE)
     if place:
         try:
             return _read_place(place)
         except SecretError:
             if not path:
-                raise  # else dadrun has it from the same file
+                raise  # otherwise dadrun has it from the same file
     return read_file(path) if path else b""
 
 
@@ -86,7 +86,7 @@ def _read_place(place: str) -> bytes:
     pid, _, descriptor = place.partition(":")
     if not (pid.isdecimal() and descriptor.isdecimal()):
         raise SecretError(f"{PLACE_VARIABLE}={place}: expected PROCESS:DESCRIPTOR, as dadrun sets it")
-    # Inherited; or that of the parent, where a process between has closed what it had inherited.
+    # The inherited descriptor, or the parent's, if a process in between has closed the inherited one.
     for owner in ("self", pid):
         path = f"/proc/{owner}/fd/{descriptor}"
         try:
@@ -105,26 +105,26 @@ def _read_place(place: str) -> bytes:
 
 
 def without_secret(environ: MutableMapping[str, str]) -> None:
-    """Of a job around this one."""
+    """The variables of a job around this one."""
     environ.pop(PLACE_VARIABLE, None)
 
 
-# ---- keys that are made of it
+# ---- keys derived from it
 
 
 def store_key(secret: bytes, job: str) -> bytes:
-    """Signs what goes to and from the key-value server of the job; empty for a job without a secret."""
+    """The key that signs traffic of the job's key-value server; empty for a job without a secret."""
     return _derived(secret, f"dad store {job}") if secret else b""
 
 
 def notification_key(secret: bytes, slot: str) -> bytes:
-    """Of the notification service of the worker that was started in this slot."""
+    """The key of the notification service of the worker that was started in this slot."""
     return _derived(secret, f"dad notification {slot}")
 
 
 def key_of_rank(environ: Mapping[str, str]) -> bytes:
-    """For requests of this process to the store of its job; empty if that knows no secret."""
-    # horovodrun's server does not.
+    """The key for requests of this process to the store of its job; empty if that knows no secret."""
+    # horovodrun's server knows none.
     if "HOROVOD_GLOO_RENDEZVOUS_ADDR" in environ and "DAD_RENDEZVOUS" not in environ:
         return b""
     return store_key(of_rank(environ), environ.get("DAD_JOB_ID", ""))
@@ -149,7 +149,7 @@ class Signer:
     def sign(self, verb: str, path: str, body: bytes) -> tuple[str, str]:
         """The value of the header, and the signature in it, by which the answer is checked."""
         with self._lock:
-            if self._pid != os.getpid():  # a forked child is not its parent
+            if self._pid != os.getpid():  # a forked child is a client of its own
                 self._pid, self._client, self._count = os.getpid(), secrets.token_hex(16), 0
             self._count += 1
             place = f"{self._client} {self._count} {self.server}"
@@ -187,13 +187,13 @@ class Verifier:
     """The server's side. For one thread."""
 
     _FORM = re.compile(r"1 ([0-9a-f]{32}) ([1-9][0-9]{0,18}) (-|[0-9a-f]{32}) ([0-9a-f]{64}) ([0-9a-f]{64})")
-    # Requests of one client on several connections may overtake each other by so many.
+    # Requests of one client on several connections may overtake each other by this much.
     _WINDOW = 256
     _MOST_CLIENTS = 1 << 16
 
     def __init__(self) -> None:
         self.name = secrets.token_hex(16)
-        # By client: the highest count so far, and as bits which of those below it were there.
+        # By client: the highest count so far, and a bit mask of the counts below it that have arrived.
         self._seen: dict[str, tuple[int, int]] = {}
 
     def check(self, key: bytes, verb: str, path: str, length: int, header: str) -> tuple[str, str]:
@@ -221,7 +221,7 @@ class Verifier:
             seen |= bit if is_new else 0
         self._seen[client] = (highest, seen)
         if len(self._seen) > self._MOST_CLIENTS:
-            # All clients have to learn a new name, and what was sent to the old one is worth nothing.
+            # All clients must learn the new name; requests signed for the old one are refused.
             self.name = secrets.token_hex(16)
             self._seen.clear()
         if not is_new:

@@ -23,8 +23,8 @@ _MIB = 1 << 20
 LOG_LEVELS = ("TRACE", "DEBUG", "INFO", "WARNING", "ERROR", "FATAL")
 
 
-# The text of a value for the environment; ValueError says what was expected. Flags were checked when they
-# were parsed, but what a configuration file has may be anything.
+# How values become text for the environment; ValueError says what was expected. Flags were checked when they
+# were parsed, but a configuration file may contain anything.
 
 
 def _plain(value: Any) -> str:
@@ -81,7 +81,7 @@ def _level(value: Any) -> str:
 
 
 def _file(value: str) -> str:
-    """Checks the path of a file that is written at the end, when an error would come too late."""
+    """Checks the path of a file that is written at the end, when an error would be too late."""
     folder = os.path.dirname(value) or "."
     if not os.path.isdir(folder) or os.path.isdir(value):
         raise ValueError("expected a file in a folder that exists")
@@ -244,7 +244,7 @@ SETTINGS = (
 
 
 def variables_from(args: argparse.Namespace) -> dict[str, str]:
-    """What the given flags add to the environment of every rank."""
+    """The environment variables that the given flags set for every rank."""
     variables = {}
     for setting in SETTINGS:
         value = getattr(args, setting.argument)
@@ -262,7 +262,7 @@ def _text(setting: Setting, value: Any, where: str) -> str:
 
 
 def read_config_file(args: argparse.Namespace) -> None:
-    """Fills from the YAML file what no flag has set."""
+    """Sets, from the YAML file, values that no flag has set."""
     try:
         import yaml
     except ImportError as error:

@@ -13,9 +13,9 @@ from dad.runner.errors import LaunchError
 
 _CONNECT_TIMEOUT_SECONDS = 10
 _ATTEMPTS = 3
-# Trying again would not help.
+# Trying again does not help.
 _FINAL = ("Permission denied", "Could not resolve", "Host key verification failed", "Bad owner")
-# What ssh says, and what may be done about it.
+# Messages of ssh, and remedies.
 _CURES = {
     "Permission denied": "no key of ours is accepted there; put one in place (ssh-copy-id{port} {host}), "
     "or name one with -i",
@@ -38,7 +38,7 @@ class SshOptions:
     def arguments(self) -> list[str]:
         arguments = ["-T", "-o", "BatchMode=yes", "-o", f"StrictHostKeyChecking={self.host_keys}"]
         arguments += ["-o", f"ConnectTimeout={_CONNECT_TIMEOUT_SECONDS}"]
-        # A host that vanished is noticed after half a minute.
+        # A vanished host is noticed after half a minute.
         arguments += ["-o", "ServerAliveInterval=10", "-o", "ServerAliveCountMax=3"]
         if self.port is not None:
             arguments += ["-p", str(self.port)]
@@ -52,17 +52,17 @@ class SshOptions:
 
 
 def cure(reason: str, host: str, options: SshOptions) -> str:
-    """What to do about an answer of check_host(); empty if we know nothing better than to try."""
+    """The remedy for an answer of check_host(); empty if there is none but to try."""
     port = "" if options.port is None else f" -p {options.port}"
     found = (text for words, text in _CURES.items() if words in reason)
     return next(found, "").format(host=host, port=port)
 
 
 def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | None:
-    """None if a command can be run on `host`, else why not."""
+    """Returns None if a command can be run on `host`, else the reason why not."""
     key = options.identity_file
     if key is not None and not os.access(os.path.expanduser(key), os.R_OK):
-        # ssh would go on without it, and say that another one is not accepted.
+        # ssh would ignore it, and say that another one is not accepted.
         return f"the key {key} (-i) is not here, or may not be read"
     deadline = time.monotonic() + timeout
     reason = "no answer"
@@ -95,7 +95,7 @@ def check_host(host: str, options: SshOptions, timeout: float = 30.0) -> str | N
 
 
 def check_hosts(hosts: list[str], options: SshOptions, timeout: float = 30.0) -> None:
-    """All at once. Raises LaunchError that names every host that cannot be reached."""
+    """Checks all at once. Raises LaunchError that names every unreachable host."""
     if not hosts:
         return
     with ThreadPoolExecutor(max_workers=min(64, len(hosts))) as pool:

@@ -1,7 +1,7 @@
 """Equal tracebacks of several ranks are shown once: `[0-3]<stderr>:Traceback (most recent call last):`.
 
-A stream that sees a traceback begin holds back its lines from there on. After a short while, or at the end
-of the job, they are shown, together with those of the other ranks that hold the same traceback.
+A stream in which a traceback begins holds its lines back from there on. After a short while, or at the end of
+the job, they are shown, together with those of other ranks that hold the same traceback.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from dad.runner.output import RankStream
 
-# A rank that prints a traceback and goes on must not seem to be silent.
+# A rank that prints a traceback and continues must not seem silent.
 HOLD_SECONDS = 2.0
 _BEGIN = b"Traceback (most recent call last):"
 _BETWEEN = (b"During handling of the above exception", b"The above exception was the direct cause")
@@ -63,7 +63,7 @@ class TracebackFolder:
         self._held[stream].append(line)
 
     def ranks_with(self, stream: RankStream) -> list[int]:
-        """The ranks whose last traceback was the same as this one's; at least its own."""
+        """The ranks whose last traceback was the same as this rank's, including this rank."""
         return self._shown_with.get(stream, [stream.rank])
 
     def show_due(self) -> None:
@@ -78,7 +78,7 @@ class TracebackFolder:
 
     def _show(self, streams: list[RankStream]) -> None:
         for stream in streams:
-            if stream not in self._held:  # it was shown with an earlier one
+            if stream not in self._held:  # shown with an earlier one
                 continue
             traceback, _ = split(self._held[stream])
             same = [other for other in self._held if split(self._held[other])[0] == traceback]

@@ -9,14 +9,14 @@ from dad.runner.output import ranges
 from dad.runner.processes import RankProcess
 from dad.runner.tracebacks import TracebackFolder
 
-# What the core says when a peer is gone, whatever exception of whatever framework it comes in. A peer
-# that has closed its connections may still be ending; one that is silent will not end by itself.
+# What the core says when a peer is gone, in whatever framework's exception it is raised. A peer that has
+# closed its connections may still be ending; a silent one does not end by itself.
 PEER_ENDED = re.compile(r"\brank (\d+)(?:: | has ).*its output says why")
 PEER_LOST = re.compile(rf"{PEER_ENDED.pattern}|\brank (\d+): gave no sign of life")
 # ssh's own exit code, unless child.py says that it was the command's.
 _SSH_FAILED = 255
 _COMMAND_FAILED = "dadrun: the command ended with exit code 255"
-# What a rank on another host says that lacks something.
+# What a rank on another host says if something is missing there.
 _IS_MISSING = re.compile(r"dadrun: (cannot start|no python3) |No module named '(dad|horovod)\b")
 
 
@@ -55,7 +55,8 @@ def last_lines(rank: RankProcess, tracebacks: TracebackFolder) -> list[str]:
 
 
 def lost_peer(rank: RankProcess, message: re.Pattern[str] = PEER_LOST) -> str | None:
-    """The label of the rank whose loss this one reported last; a script may print what it has caught."""
+    """The label of the rank whose loss this rank reported last; a script may print an exception that it
+    caught."""
     for line in [*reversed(rank.stderr.tail), *reversed(rank.stdout.tail)]:
         if found := message.search(line):
             return f"rank {found[found.lastindex or 0]}"

@@ -1,4 +1,4 @@
-"""Work that all ranks do together and that fails on all of them if it fails on one: checkpoints."""
+"""Work that all ranks do together and that fails on all of them if it fails on one, such as checkpoints."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dad.process_sets import ProcessSet, global_process_set
 
 
 class AllRanks:
-    """The ranks of a process set, or this process alone where it has not called init()."""
+    """The ranks of a process set, or this process alone before init()."""
 
     def __init__(self, process_set: ProcessSet = global_process_set) -> None:
         self._is_alone = not _core.is_initialized() or not process_set.included() or process_set.size() == 1
@@ -31,8 +31,8 @@ class AllRanks:
 
     @contextlib.contextmanager
     def step(self, what: str) -> Iterator[None]:
-        """Within it a rank does something by itself. Afterwards all ranks go on, or all raise CheckpointError
-        that names the ranks that failed; nobody waits for them."""
+        """Inside it, a rank does something by itself. Afterwards all ranks continue, or all raise a
+        CheckpointError that names the ranks that failed; nobody waits for them."""
         problem, error = "", None
         try:
             yield
@@ -55,7 +55,7 @@ class AllRanks:
         return _core.send_bytes("checkpoint.gather", [data, *[b""] * (self.size - 1)], self._id)
 
     def scatter_from_first(self, parts: Sequence[bytes]) -> bytes:
-        """The first rank has a part for each rank, or none for anybody."""
+        """Sends each rank its part; the first rank has one for each, or none at all."""
         if self._is_alone:
             return parts[0] if parts else b""
         parts = list(parts) or [b""] * self.size
@@ -76,7 +76,8 @@ class AllRanks:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """A path to write a file to. It replaces `path` when all of it is on disk; else `path` is untouched."""
+    """A path to write a file to. It replaces `path` when all of it is on disk; otherwise `path` is
+    untouched."""
     target = Path(path)
     written = target.with_name(f".{target.stem}.{uuid.uuid4().hex[:8]}{target.suffix}")
     try:

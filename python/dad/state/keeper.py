@@ -1,4 +1,4 @@
-"""The states of an optimizer's requests in the core: which there are, and how they pass to another plan."""
+"""The states of an optimizer's requests in the core, and how they pass to another plan."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dad.state.states import keeps, keeps_gradients, layout, shares, state
 
 
 class Holder(Protocol):
-    """A tensor, and this rank's share in what an earlier plan has not applied (states.py)."""
+    """A tensor, and this rank's share of what an earlier plan has not applied (states.py)."""
 
     name: str
     kept: np.ndarray | None
@@ -26,7 +26,7 @@ class Holder(Protocol):
 
     @property
     def wide_dtype(self) -> np.dtype:
-        """In which something of it is kept."""
+        """The type in which its values are kept."""
 
 
 class StateKeeper:
@@ -38,13 +38,13 @@ class StateKeeper:
         self._ranks = ranks
         self._stream = stream
         self._request_name = request_name
-        self._choices: dict[str, Choice] = {}  # by which there is a state, by request
+        self._choices: dict[str, Choice] = {}  # the choices for which there is a state, by request
 
     def hand_over(
         self, choices: Sequence[Choice], holders: Sequence[Holder], place: Place, keeps_here: bool = True
     ) -> None:
-        """The states of these holders take the form that their new choices have. What finds no place there,
-        because nothing is kept any more, or not on this rank, stays with the holders."""
+        """Gives the states of these holders the form of their new choices. What has no place there, because
+        nothing is kept any more or not on this rank, stays with the holders."""
         by_name = {holder.name: holder for holder in holders}
         new = {choice.layers[0]: choice for choice in choices if keeps(choice)}
         for name, old in list(self._choices.items()):
@@ -66,7 +66,7 @@ class StateKeeper:
             for tensor, share in shares(tensors, choice, shapes, place).items():
                 holder = by_name[tensor]
                 holder.kept = share if holder.kept is None else holder.kept + share
-        # Also one that has nothing to tell: it is of a shape that the new choice may not have.
+        # Do this even for one that has nothing to tell: its shape may not fit the new choice.
         self._import(name, {})
 
     def _take_over(self, name: str, choice: Choice, holders: Sequence[Holder], place: Place) -> None:
@@ -82,7 +82,7 @@ class StateKeeper:
         }
 
     def load(self, saved: dict[str, Any]) -> None:
-        """States of the same choices, on the same number of ranks."""
+        """Whether states belong to the same choices, on the same number of ranks."""
         for name, tensors in saved["states"].items():
             self._import(name, tensors)
 

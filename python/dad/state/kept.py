@@ -1,5 +1,5 @@
-"""What a rank keeps of gradients between steps, by kind of exchange: how its share in what is still to be
-applied (states.py) is found from the core's tensors, and these from the share."""
+"""What a rank keeps of gradients between steps, by kind of exchange: how its share of what is still to be
+applied (states.py) follows from the core's tensors, and the reverse."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Kept(ABC):
     """The residuals of one kind of exchange."""
 
     def keeps_gradients(self, choice: Choice) -> bool:
-        """Whether what is not sent waits for a later step."""
+        """Whether unsent parts wait for a later step."""
         return choice.option("feedback") not in ("none", "0")
 
     @abstractmethod
@@ -30,7 +30,7 @@ class Kept(ABC):
 
     @abstractmethod
     def state(self, kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> Tensors:
-        """The core's state of a request that has still to apply these shares."""
+        """The core's state of a request that still has to apply these shares."""
 
 
 class Int8Residuals(Kept):
@@ -52,7 +52,7 @@ class Int8Residuals(Kept):
 
 
 class ChunkResiduals(Kept):
-    """E_w of the whole tensor, and E_o of the piece that this rank owns, which says where it begins."""
+    """E_w of the whole tensor, and E_o of the piece that this rank owns, with its beginning."""
 
     def shares(self, tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Place) -> Tensors:
         (weight, _), *_ = choice.own()
@@ -97,11 +97,11 @@ class LowRankResiduals(Kept):
 
 
 class SparseResiduals(Kept):
-    """r in the place of E_w; of the variance rules also v. What is carried over counts as one sample there,
-    v = r²: it is not sent before gradients to come agree with it."""
+    """r in place of E_w; the variance rules also have v. What is carried over counts as one sample, v = r²:
+    it is not sent before later gradients agree with it."""
 
     def keeps_gradients(self, choice: Choice) -> bool:
-        # With feedback=0 what vgc rounds off is lost, but not what waits.
+        # With feedback=0 vgc loses what it rounds off, but not what waits.
         return choice.option("rule") != "topk" or super().keeps_gradients(choice)
 
     def shares(self, tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Place) -> Tensors:
@@ -131,7 +131,7 @@ def _layer_shape(choice: Choice) -> tuple[int, int]:
 
 
 def _flat_layer(kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> np.ndarray:
-    """E_w of a layer as the core has it: the weight's elements, then the bias's."""
+    """E_w of a layer in the core's form: the weight's elements, then the bias's."""
     (weight, bias), *_ = choice.own()
     rows, columns = _layer_shape(choice)
     counts = {weight: rows * columns} if bias is None else {weight: rows * columns, bias: rows}
@@ -152,14 +152,14 @@ def int8_piece(count: int, bucket: int, size: int, rank: int) -> tuple[int, int]
 
 
 def _low_rank_residual(tensors: Tensors, side: str, rows: int, columns: int, bias: bool) -> np.ndarray:
-    """E as a matrix, the bias its last column."""
+    """E as a matrix with the bias as its last column."""
     total = np.zeros((rows, columns), _dtype(tensors))
     if side + "residual" in tensors:
         flat = tensors[side + "residual"]
         total[:, : columns - bias] += flat[: rows * (columns - bias)].reshape(rows, columns - bias)
         if bias:
             total[:, -1] += flat[rows * (columns - 1) :]
-    if side + "pending_d" in tensors:  # was sent, and is subtracted with the next step's gradient
+    if side + "pending_d" in tensors:  # it was sent, and is subtracted with the next step's gradient
         total -= tensors[side + "pending_d"].T @ tensors[side + "pending_a"]
     if side + "rows_d" in tensors:
         total += tensors[side + "rows_d"].T @ tensors[side + "rows_a"]

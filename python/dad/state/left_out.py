@@ -1,6 +1,6 @@
-"""Variables that no DistributedOptimizer or tape trains, though a model has them.
+"""Variables of a model that no DistributedOptimizer or tape trains.
 
-Nothing keeps them equal on all ranks, so they are compared like those that are trained (replicas.py).
+Nothing keeps them equal on all ranks, so they are compared like trained ones (replicas.py).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class LeftOut:
-    """Which of a framework's variables are trained by nobody. Optimizers and tapes say what they train."""
+    """Finds the variables of a framework that nobody trains. Optimizers and tapes say what they train."""
 
     def __init__(self) -> None:
         self._names: dict[int, tuple[str, weakref.ref[Any]]] = {}  # by id: variables need not be hashable
@@ -19,21 +19,21 @@ class LeftOut:
         self._reporters: dict[int, weakref.ref[Any]] = {}
 
     def expect(self, named: Iterable[tuple[str, Any]]) -> None:
-        """These belong to what is trained."""
+        """These variables belong to what is trained."""
         for name, variable in named:
             key = id(variable)
             if key not in self._names:
                 self._names[key] = name, self._reference(variable, self._names)
 
     def trains(self, variables: Iterable[Any]) -> None:
-        """Somebody reduces the gradients of these, or the user wants them to be this rank's own."""
+        """Somebody reduces the gradients of these, or the user wants them to belong to this rank only."""
         for variable in variables:
             key = id(variable)
             if key not in self._trained:
                 self._trained[key] = self._reference(variable, self._trained)
 
     def of(self, reporter: Any) -> list[tuple[str, Any]]:
-        """What is left out, for the one that compares it: the first that asks."""
+        """What is left out, for the first that asks for it to compare it."""
         found = []
         for key, (name, reference) in list(self._names.items()):
             variable = reference()

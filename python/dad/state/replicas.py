@@ -1,7 +1,7 @@
-"""Are the replicas of a model the same, bit by bit? What all frameworks share.
+"""Checks whether the replicas of a model are the same, bit by bit. What all frameworks share.
 
-check_replicas() of the frameworks compares when it is called. ReplicaCheck compares by itself while training
-goes on: after the first step, after 2, 4, 8, … and from 1024 on after every 1024 steps, or after every
+check_replicas() of the frameworks compares when it is called. ReplicaCheck compares by itself during
+training: after the first step, after 2, 4, 8, … and from 1024 on after every 1024 steps, or after every
 DAD_CHECK_EVERY steps. Each rank hashes its parameters and its optimizer's settings at the start of a step and
 hands the hash to an allgather of a few bytes, whose result it reads at the end of that step: no rank can get
 there before all have started it. Only if hashes differ do ranks exchange the hash of each tensor, to name
@@ -30,7 +30,8 @@ _FAILED = ""  # instead of a hash: this rank could not compute one
 
 
 def raise_unless_equal(ranks: Sequence[dict[str, str]]) -> None:
-    """ReplicaError, naming tensors and ranks, unless all ranks have the same digest under every name."""
+    """Raises ReplicaError, naming tensors and ranks, unless all ranks have the same digest under every
+    name."""
     problems = [
         f'"{name}" differs between {" / ".join(name_ranks(members) for members in groups.values())}'
         for name, groups in _differing(dict(enumerate(ranks)))
@@ -42,7 +43,7 @@ def raise_unless_equal(ranks: Sequence[dict[str, str]]) -> None:
 
 
 def _differing(ranks: dict[int, dict[str, str]]) -> list[tuple[str, dict[str | None, list[int]]]]:
-    """What is not the same on all ranks, and which ranks have the same of it."""
+    """What differs between ranks, and which ranks agree on it."""
     found = []
     for name in dict.fromkeys(name for one in ranks.values() for name in one):
         groups = ranks_by_value({number: one.get(name) for number, one in ranks.items()})
@@ -52,7 +53,7 @@ def _differing(ranks: dict[int, dict[str, str]]) -> list[tuple[str, dict[str | N
 
 
 def is_due(steps: int, every: int = 0) -> bool:
-    """Whether replicas are compared after so many steps. every: of the user's choice; 0: none."""
+    """Whether replicas are compared after so many steps. every: the user's choice; 0: none."""
     if every:
         return steps > 0 and steps % every == 0
     if steps >= _LONGEST_INTERVAL:
@@ -107,7 +108,7 @@ def _compare_scripts(ranks: Ranks, all_facts: Sequence[dict[str, Any]]) -> None:
 class Replica:
     """What one rank has.
 
-    tensors: hashes by name. outside: names of those that no DistributedOptimizer trains.
+    tensors: hashes by name. outside: names of tensors that no DistributedOptimizer trains.
     """
 
     settings: dict[str, str]
@@ -120,7 +121,7 @@ class Replica:
         settings: dict[str, str],
         outside: Iterable[tuple[str, Any]] = (),
     ) -> Replica:
-        """Tensors come as memory without gaps."""
+        """Tensors come as contiguous memory."""
         inside = {name: f"{_core.digest(memory):x}" for name, memory in tensors}
         others: dict[str, str] = {}
         for name, memory in outside:
@@ -205,11 +206,11 @@ class ReplicaCheck:
         return self._running is not None
 
     def is_due(self) -> bool:
-        """Whether the step that begins compares."""
+        """Whether the step that begins is one that compares."""
         return self._mode != _OFF and is_due(self.steps, self._every)
 
     def next_due(self) -> int | None:
-        """After how many steps replicas are compared next, from `steps` on."""
+        """The next step count, from `steps` on, after which replicas are compared."""
         if self._mode == _OFF:
             return None
         steps = self.steps
@@ -218,7 +219,7 @@ class ReplicaCheck:
         return steps
 
     def begin(self, name: str, replica: Callable[[], Replica]) -> None:
-        """At the start of a step of all ranks. name: of the exchange, the same on all ranks."""
+        """Call at the start of a step on all ranks. name: of the exchange, the same on all ranks."""
         steps, self.steps = self.steps, self.steps + 1
         self._running = None
         if self._mode == _OFF or not is_due(steps, self._every):
@@ -233,7 +234,7 @@ class ReplicaCheck:
         self._running = _Comparison(steps, mine, gather)
 
     def end(self, name: str) -> None:
-        """Later in that step, on all ranks. Warns once of each difference; ReplicaError with
+        """Call later in that step, on all ranks. Warns once of each difference; raises ReplicaError with
         DAD_CHECK_REPLICAS=raise."""
         running, self._running = self._running, None
         if running is None:
@@ -256,7 +257,7 @@ class ReplicaCheck:
             log.warning("%s. This is said once; DAD_CHECK_REPLICAS=0 turns the check off", message)
 
     def _describe(self, steps: int, everyone: Sequence[Any]) -> str:
-        """What has not been told yet."""
+        """What has not been reported yet."""
         problems = []
         settings = {number: of for number, of, *_ in everyone}
         for name, _ in _differing(settings):
@@ -265,7 +266,7 @@ class ReplicaCheck:
                 problems.append(f"{name} is {who_has_what(values)}. {self.cures.settings}")
         outside = {name for *_, names in everyone for name in names}
         differing = _differing({number: of for number, _, of, _ in everyone})
-        # What one rank alone knows of is no model's.
+        # Something that only one rank knows belongs to no model.
         differing = [
             (name, groups) for name, groups in differing if name not in outside or None not in groups
         ]

@@ -1,4 +1,4 @@
-"""What a rank keeps between steps, as bytes: for checkpoints that hold arrays and not Python objects."""
+"""What a rank keeps between steps, as bytes, for checkpoints that hold arrays instead of Python objects."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def from_bytes(data: bytes) -> dict[str, Any]:
 
 
 def of_all_ranks(states: Sequence[bytes]) -> bytes:
-    """The states of all ranks as one; empty if nobody keeps anything."""
+    """The states of all ranks as one; empty if no rank keeps anything."""
     kept = [from_bytes(one) for one in states if one]
     return to_bytes({"ranks": kept}) if kept else b""
 
 
 def for_rank(data: bytes, rank: int, size: int) -> dict[str, Any]:
-    """The state with which a rank of `size` goes on: its own, if there are those of all ranks."""
+    """The state with which a rank of `size` continues: its own, if the states of all ranks are there."""
     saved = from_bytes(data)
     return merge(saved["ranks"], size)[rank] if "ranks" in saved else saved

@@ -1,4 +1,4 @@
-"""What a rank keeps of gradients between steps, as a checkpoint has it.
+"""What a rank keeps of gradients between steps, in the form that a checkpoint stores.
 
 The core keeps a residual per request: one that this rank has not sent yet (E_w), and one that it has not
 given back yet as an owner (E_o). Their form follows the plan and the number of ranks. To carry them over to
@@ -32,13 +32,13 @@ from dad.state.kept import Shape, Tensors
 
 
 def keeps(choice: Choice) -> bool:
-    """Whether the core keeps something between steps: gradients, a warm start, the number of the step by
-    which qsgd rounds."""
+    """Whether the core keeps something between steps: gradients, a warm start, or the step number by which
+    qsgd rounds."""
     return choice.row.lossy
 
 
 def keeps_gradients(choice: Choice) -> bool:
-    """Whether what is not sent waits for a later step."""
+    """Whether unsent parts wait for a later step."""
     return choice.row.kept is not None and choice.row.kept.keeps_gradients(choice)
 
 
@@ -56,7 +56,7 @@ def shares(tensors: Tensors, choice: Choice, shapes: dict[str, Shape], place: Pl
 
 
 def state(kept: Tensors, choice: Choice, place: Place, dtype: np.dtype) -> Tensors:
-    """The state of a request that has still to apply these shares."""
+    """The state of a request that still has to apply these shares."""
     own = {name for pair in choice.own() for name in pair if name is not None}
     if choice.row.kept is None or own.isdisjoint(kept):
         return {}
@@ -85,8 +85,9 @@ def add_shares(total: Tensors, more: Tensors) -> None:
 
 
 def merge(saved: Sequence[dict[str, Any]], new_size: int) -> list[dict[str, Any]]:
-    """The saved states of all ranks, in any order, for another number of ranks: one for each new rank.
-    Σ v_w is the same before and after: old rank w goes to new rank w mod new_size, where shares add up."""
+    """Redistributes the saved states of all ranks, in any order, for another number of ranks: one for each
+    new rank. Σ v_w is the same before and after: old rank w goes to new rank w mod new_size, where shares add
+    up."""
     if new_size < 1:
         raise ValueError(f"new_size={new_size} is not possible; 1 or more")
     if saved and is_local(saved[0]):
@@ -112,7 +113,7 @@ def merge(saved: Sequence[dict[str, Any]], new_size: int) -> list[dict[str, Any]
 
 
 def lost_on_load(saved: dict[str, Any], rank: int, size: int) -> str:
-    """What a rank loses that goes on with this state, as a message; empty if it loses nothing."""
+    """What a rank loses if it continues with this state, as a message; empty if it loses nothing."""
     if saved["size"] < 2 or not (saved["states"] or saved["kept"]):
         return ""
     if saved["rank"] != rank and rank < saved["size"]:
@@ -129,9 +130,9 @@ def lost_on_load(saved: dict[str, Any], rank: int, size: int) -> str:
 
 
 def under_names(saved: dict[str, Any], tensors: Sequence[tuple[Any, ...]]) -> dict[str, Any]:
-    """What was saved, under the names that these tensors have: each with its name, shape, dtype and method.
-    Keras numbers layers as they are made and puts the model's name in front of some: the same model may have
-    other names in this process. Then the order tells which tensor is which."""
+    """What was saved, under the names of these tensors, each with its name, shape, dtype and method. Keras
+    numbers layers as they are made and prefixes some with the model's name, so the same model may have other
+    names in this process. Then the order identifies the tensors."""
     names = [name for name, *_ in saved["tensors"]]
     theirs = [(tuple(shape), *rest) for _, shape, *rest in saved["tensors"]]
     ours = [tuple(rest) for _, *rest in tensors]

@@ -1,4 +1,4 @@
-"""Elastic jobs: which hosts there are, which rank each worker has, what follows when one is lost.
+"""Elastic jobs: the hosts, the rank of each worker, and the reaction when one is lost.
 
-driver.py decides, without processes, sockets or clocks; launch.py carries out what it decides.
+driver.py decides, without processes, sockets or clocks; launch.py carries out the decisions.
 """

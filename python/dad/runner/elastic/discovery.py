@@ -52,7 +52,7 @@ class Script:
         except subprocess.TimeoutExpired as error:
             raise DiscoveryError(f"has not ended within {self._seconds:g} s") from error
         finally:
-            # Also what it has started and left.
+            # Also processes that it has started and left.
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.communicate()
@@ -95,7 +95,7 @@ class Watcher:
         try:
             hosts = self._script.find()
         except DiscoveryError as error:
-            # Once, not each second.
+            # Report it once, not every second.
             if str(error) != self._said:
                 self._said = str(error)
                 self._say(f"dadrun: {self._script.path} {error}; the hosts stay as they were")

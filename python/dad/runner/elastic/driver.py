@@ -1,19 +1,18 @@
 """Decides which workers are in an elastic job, with which ranks, and when the job is over.
 
-The job goes from round to round. A round is a set of workers with ranks, its members. Whatever ends a
-round, a lost member or a change of hosts, its members come back and ask for their next place (GET
-rank_and_size). When each of them has asked or ended, the next round begins with those that wait, and their
-requests are answered.
+The job proceeds in rounds. A round is a set of workers with ranks, its members. When a round ends, because a
+member is lost or hosts change, its members come back and ask for their next place (GET rank_and_size). When
+each of them has asked or ended, the next round begins with those that wait, and their requests are answered.
 
-A lost worker is started again at once, but nobody waits for it: the others go on without it, as long as
-there are min_np of them. When it has loaded its libraries it asks for a place like everybody else; that it is
-there is told to rank 0, and at the next commit the round ends and it is taken in.
+A lost worker is started again at once, but nobody waits for it: the others continue without it, as long as
+there are min_np of them. When it has loaded its libraries, it asks for a place like all others. Rank 0 is
+told that it is there, and at the next commit the round ends and it is taken in.
 
 The first round is the exception: its workers are told their ranks when they are started, as Horovod's are.
-But not how many there are, so that a worker of dad asks all the same when it is ready. Therefore none waits
-for one that did not start.
+They are not told how many workers there are, so a worker of dad asks anyway when it is ready. Therefore none
+waits for one that did not start.
 
-Nothing here blocks, sleeps or looks at a clock: every event comes with its time.
+Nothing here blocks, sleeps or reads a clock: every event comes with its time.
 """
 
 from __future__ import annotations
@@ -29,20 +28,21 @@ from dad.runner.elastic.notify import ADDED, REMOVED
 from dad.runner.elastic.placement import Seat, number, places
 from dad.runner.hosts import Host, Slot
 
-# Rank 0 is told again of what it has not acted on, for its commit may have been under way.
+# Rank 0 is told again of what it has not acted on, because its commit may have been under way.
 TELL_AGAIN_SECONDS = 30.0
-# Workers that start together should join together: so long the first to be ready waits for the others.
+# The first worker that is ready waits this long for the others, so that workers that start together join
+# together.
 GATHER_SECONDS = 1.0
-# A member that neither asks for its place, as the others do, nor answers a ping for so long is ended.
+# A member that neither asks for its place, while others do, nor answers a ping for this long is ended.
 PROBE_AFTER_SECONDS = 2.0
 UNRESPONSIVE_SECONDS = 10.0
-# A worker that has been told to go may finish what it does.
+# A worker that was told to leave may finish for this long.
 LEAVE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
 class Settings:
-    """min_np and max_np bound the number of ranks, np is how many there should be at the start."""
+    """min_np and max_np bound the number of ranks; np is the number wanted at the start."""
 
     min_np: int
     max_np: int | None = None
@@ -50,14 +50,14 @@ class Settings:
     reset_limit: int | None = None
     elastic_timeout: float = 600.0
     cooldown: tuple[float, float] | None = None
-    # How long workers of the first round may take to ask for their place when others have.
+    # How long workers of the first round may take to ask for their place after others have.
     start_timeout: float = 30.0
-    # Whether hosts may still come: without a discovery script there is nobody to wait for.
+    # Whether more hosts may come: without a discovery script there are none to wait for.
     may_grow: bool = True
 
 
 class Actions(Protocol):
-    """What the driver has done. None of it may call the driver."""
+    """What the driver asks for. None of these may call the driver."""
 
     def start(self, place: Slot, is_newcomer: bool) -> None: ...
     def answer(self, seat: Seat, place: Slot | None) -> None: ...
@@ -86,12 +86,12 @@ class Worker:
     since: float = 0.0  # in this state
     joined_at: float | None = None  # when it first was in training
     heard_at: float = 0.0  # the last answer to a ping
-    is_successor: bool = False  # of one that failed
+    is_successor: bool = False  # replaces one that failed
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a worker is no more."""
+    """Why a worker is gone."""
 
     seat: Seat
     rank: int
@@ -118,15 +118,15 @@ class Driver:
         self.verdict: Verdict | None = None
         self.round = 0
         self.workers: dict[Seat, Worker] = {}
-        self.members: dict[Seat, int] = {}  # of the current round, with their ranks, that are still there
+        self.members: dict[Seat, int] = {}  # of the current round, with their ranks; those still there
         self.size = 0  # of the current round
         self.failures: list[Failure] = []
         self._do = actions
         self._book = HostBook(settings.cooldown, chance)
         self._finished: dict[Seat, int] = {}  # members that have ended with 0
-        self._lost: list[Failure] = []  # those of the members that have failed
-        self._not_before: dict[Seat, float] = {}  # when a seat may be taken again
-        self._short_since: float | None = None  # fewer than min_np
+        self._lost: list[Failure] = []  # failures of members
+        self._not_before: dict[Seat, float] = {}  # when a seat may be used again
+        self._short_since: float | None = None  # since fewer than min_np were left
         self._opened_at: float | None = None
         self._first_asked_at: float | None = None  # of the members, to end this round
         self._told: tuple[frozenset[Seat], frozenset[Seat]] | None = None
@@ -141,13 +141,13 @@ class Driver:
             self._go_on(now)
 
     def asked(self, seat: Seat, now: float) -> None:
-        """A worker wants to know its place."""
+        """A worker requests its place."""
         worker = self.workers.get(seat)
         if worker is None or worker.state is State.LEAVING:
             self._do.answer(seat, None)
             return
         if seat in self.members and self._first_asked_at is None:
-            # The round is over, also for those that are still connecting to the others.
+            # The round is over, also for workers that are still connecting to others.
             self._do.abandon_round()
             self._first_asked_at = now
             for other in self.workers.values():
@@ -156,13 +156,13 @@ class Driver:
         self._go_on(now)
 
     def registered(self, seat: Seat, now: float) -> None:
-        """A worker's notification service can be reached."""
+        """A worker's notification service is reachable."""
         if worker := self.workers.get(seat):
             worker.has_service = True
             if self.round == 1 and worker.joined_at is None:
-                worker.joined_at = now  # one of Horovod does not ask for its first place
+                worker.joined_at = now  # a worker of Horovod does not ask for its first place
             if self.members.get(seat) == 0:
-                self._told = None  # of what it was told before it could hear
+                self._told = None  # what it was told before it could hear does not count
             self._go_on(now)
 
     def not_told(self, seat: Seat) -> None:
@@ -175,7 +175,7 @@ class Driver:
             worker.heard_at = now
 
     def exited(self, seat: Seat, code: int, reason: str, now: float, lost_peer: bool = False) -> None:
-        """`lost_peer`: it says itself that it failed because another one was gone."""
+        """`lost_peer`: it reports itself that it failed because another worker was gone."""
         worker = self.workers.pop(seat, None)
         if worker is None:
             return
@@ -190,13 +190,13 @@ class Driver:
                 reason = "exit code 0 before it was in training"
             self._failed(worker, Failure(seat, worker.rank, reason, code, now, lost_peer), was_member)
         if was_member:
-            # A worker that is still connecting to it will not succeed.
+            # A worker that is still connecting to it does not succeed.
             self._do.abandon_round()
             self._told = None
         self._go_on(now)
 
     def tick(self, now: float) -> None:
-        """Whatever happens with time alone."""
+        """Handles what happens with time alone."""
         for worker in list(self.workers.values()):
             if worker.state is State.LEAVING and now - worker.since >= LEAVE_SECONDS:
                 self._do.end(worker.seat)
@@ -215,7 +215,7 @@ class Driver:
             times.append(back)
         return min(times)
 
-    # ---- what follows
+    # ---- reactions
 
     def _go_on(self, now: float) -> None:
         if self.verdict is not None:
@@ -234,7 +234,7 @@ class Driver:
             self._tell_rank_0(now)
 
     def _begin_first(self, now: float) -> None:
-        """Takes all seats there are, as soon as there are enough."""
+        """Takes all existing seats, as soon as there are enough."""
         settings = self.settings
         self._opened_at = now if self._opened_at is None else self._opened_at
         seats = self._book.seats(now)[: settings.max_np]
@@ -256,7 +256,7 @@ class Driver:
     def _fill_seats(self, now: float) -> None:
         """Starts workers in seats that are free."""
         if self._finished:
-            return  # the job is about to end; or it is not, and then a new round tells
+            return  # the job is about to end, or a new round starts workers later
         limit = self.settings.max_np
         num_living = sum(worker.state is not State.LEAVING for worker in self.workers.values())
         fresh: list[Seat] = []
@@ -267,7 +267,7 @@ class Driver:
                 fresh.append(seat)
         if not fresh:
             return
-        # Ranks that they may get: who starts has to be told something.
+        # Ranks that they may get: a worker has to be told some rank at its start.
         planned = places(number([*self.workers, *fresh], self.members))
         for seat in fresh:
             self._not_before.pop(seat, None)
@@ -279,7 +279,7 @@ class Driver:
         self._do.start(place, is_newcomer)
 
     def _drop_unwanted(self) -> None:
-        """Workers that are in no round go at once when their host does; members go between two rounds."""
+        """Workers outside a round go at once with their host; members go between two rounds."""
         for seat, worker in self.workers.items():
             if seat not in self.members and worker.state is not State.LEAVING and not self._book.has(seat):
                 self._leave(worker, worker.since)
@@ -292,11 +292,11 @@ class Driver:
         self._enter(worker, State.LEAVING, now)
 
     def _try_round(self, now: float) -> None:
-        """All members have asked, so a new round can begin with those that are there."""
+        """All members have asked, so a new round can begin with the workers that are there."""
         waiting = [worker for worker in self.workers.values() if worker.state is State.WAITING]
         for worker in waiting:
             if not self._do.is_waiting(worker.seat):
-                return  # it has given the request up and will ask again
+                return  # it gave the request up and will ask again
         chosen = [worker for worker in waiting if self._book.has(worker.seat)]
         if len(chosen) < self.settings.min_np:
             self._wait_for_more(len(chosen), now)
@@ -342,7 +342,7 @@ class Driver:
 
     def _wait_for_more(self, num_waiting: int, now: float) -> None:
         if self._finished:
-            # A worker that has ended well may have left these behind; no group is left to train with.
+            # A worker that ended well may have left these behind; no group is left to train with.
             self._finished.clear()
             self._fill_seats(now)
         needed = self.settings.min_np
@@ -358,7 +358,7 @@ class Driver:
             self._say_once(f"{text}: waiting up to {left:g} s for more (--elastic-timeout)")
 
     def _can_recover(self, now: float) -> bool:
-        """Whether there may be more workers one day."""
+        """Whether more workers may come one day."""
         return (
             self.settings.may_grow
             or any(worker.state is State.STARTING for worker in self.workers.values())
@@ -389,9 +389,9 @@ class Driver:
         if worker is None or not worker.has_service or worker.state is State.WAITING:
             return
         self._told, self._told_at = (room, gone), now
-        # Workers keep the time of the last news, in seconds, and drop what is not newer.
+        # Workers keep the time of the last news, in seconds, and drop news that is not newer.
         self._timestamp = max(self._timestamp + 1, int(now))
-        # REMOVED alone would have workers skip the exchange of their state, and a newcomer may be there by
+        # With REMOVED alone workers would skip the exchange of their state, and a newcomer may be there by
         # the time they ask.
         self._do.notify(worker.seat, self._timestamp, ADDED | (REMOVED if gone else 0))
 
@@ -447,11 +447,11 @@ class Driver:
         self._do.say(f"dadrun: {who} was lost: {failure.reason}; {then}")
 
     def _conclude(self) -> None:
-        """No member is left: the state of the training is gone, whatever is still being started."""
+        """No member is left: the state of the training is gone, even if workers are still being started."""
         if not self._lost:
             self._end(0, "")
             return
-        # A rank that a signal killed comes before those that raised, those that only lost it come last.
+        # A rank that a signal killed comes before ranks that raised; ranks that only lost it come last.
         culprit = min(self._lost, key=lambda failure: (failure.code <= 128, failure.lost_peer, failure.at))
         self._end(culprit.code or 1, "no rank is left that has the state of the training", culprit)
 
@@ -460,11 +460,11 @@ class Driver:
         ordered = sorted(latest.values(), key=lambda failure: failure.at)
         self.verdict = Verdict(code, text, ordered, culprit)
 
-    # ---- small things
+    # ---- helpers
 
     @staticmethod
     def _is_steady(worker: Worker, now: float) -> bool:
-        """Rounds may follow one another quickly: what counts is for how long it has been in training."""
+        """Rounds may follow one another quickly, so the time that it has been in training counts."""
         return worker.joined_at is not None and now - worker.joined_at >= STEADY_SECONDS
 
     @staticmethod

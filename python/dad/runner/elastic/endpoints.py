@@ -2,7 +2,7 @@
 
 GET /rank_and_size/HOST:SLOT     blocks until the driver knows the worker's next place, then
                                  "rank,size,local_rank,local_size,cross_rank,cross_size";
-                                 all of them are -1 for a worker that is not in the job any more
+                                 all of them are -1 for a worker that is no longer in the job
 PUT /worker_addresses/HOST:SLOT  where the worker's notification service listens
 """
 
@@ -47,7 +47,7 @@ class Endpoints:
         server.serve(ADDRESSES, put=self._put_address)
 
     def answer(self, seat: Seat, text: str) -> bool:
-        """False if nobody was there any more who waits for it."""
+        """Returns False if nobody waited for it any more."""
         with self._lock:
             waiting = self._waiting.pop(seat, [])
         heard = False
@@ -57,12 +57,12 @@ class Endpoints:
         return heard
 
     def is_waiting(self, seat: Seat) -> bool:
-        """Whether a request is open and its client still there: it may have given up and come again."""
+        """Whether a request is open and its client still there: it may have given up and asked again."""
         with self._lock:
             return any(is_there() for _, is_there in self._waiting.get(seat, []))
 
     def hang_up(self, seat: Seat | None = None) -> None:
-        """The worker is gone (None: all): nobody answers its requests any more."""
+        """The worker is gone (None: all workers are): nobody answers its requests any more."""
         with self._lock:
             seats = list(self._waiting) if seat is None else [seat]
             dropped = [entry for seat in seats for entry in self._waiting.pop(seat, [])]

@@ -1,4 +1,4 @@
-"""The hosts that may be used: those that discovery names, without those that have failed repeatedly."""
+"""The hosts that may be used: those that discovery names, except those that have failed repeatedly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from dad.runner.elastic.placement import Seat
 from dad.runner.hosts import Host
 
-# A host is given up when so many workers in a row have failed on it soon after their start.
+# A host is given up after so many consecutive workers have failed on it soon after their start.
 MAX_FAILURES = 3
-# A worker that has been in training for so long was no failure of its host: the count begins again.
+# A worker that was in training for this long was no failure of its host: the count begins again.
 STEADY_SECONDS = 5.0
 # Pauses before a seat is taken again, by the number of failures in a row.
 RESTART_DELAYS = (0.0, 1.0, 2.0)
@@ -36,7 +36,8 @@ class HostBook:
         self._records: dict[str, _Record] = {}
 
     def update(self, hosts: Iterable[Host]) -> bool:
-        """What discovery says now; hosts keep the order in which they came. True if it is news."""
+        """Updates the hosts with what discovery says; hosts keep the order in which they appeared. Returns
+        whether anything has changed."""
         found = {host.name: host.slots for host in hosts}
         updated = {name: found[name] for name in self._hosts if name in found} | found
         is_news = updated != self._hosts
@@ -44,7 +45,7 @@ class HostBook:
         return is_news
 
     def seats(self, now: float) -> list[Seat]:
-        """Those that may be taken, host after host."""
+        """The seats that may be used, host after host."""
         return [
             Seat(name, slot)
             for name, slots in self._hosts.items()
@@ -53,7 +54,7 @@ class HostBook:
         ]
 
     def has(self, seat: Seat) -> bool:
-        """Also on a blacklisted host: nothing is started there, but who runs there may stay."""
+        """Also true for a blacklisted host: nothing is started there, but its workers may stay."""
         return seat.slot < self._hosts.get(seat.host, 0)
 
     def is_blacklisted(self, host: str, now: float) -> bool:
@@ -61,7 +62,8 @@ class HostBook:
         return record is not None and now < record.blacklisted_until
 
     def failed(self, host: str, was_steady: bool, now: float) -> float | None:
-        """Notes a failure. Seconds until the seat may be taken again; None: the host is blacklisted."""
+        """Records a failure. Returns the seconds until the seat may be used again; None: the host is
+        blacklisted."""
         record = self._records.setdefault(host, _Record())
         if was_steady:
             record.failures = 0
@@ -75,7 +77,7 @@ class HostBook:
         return None
 
     def steady(self, host: str) -> None:
-        """A worker that was started again has stayed: what came before does not count any more."""
+        """A worker that was started again has stayed: earlier failures do not count any more."""
         if host in self._records:
             self._records[host].failures = 0
 
@@ -85,7 +87,7 @@ class HostBook:
         return min((time for time in times if now < time < float("inf")), default=None)
 
     def _cooldown_seconds(self, times: int) -> float:
-        """Twice as long each time, with some chance so that hosts do not come back in step."""
+        """Twice as long each time, with randomness so that hosts do not come back in step."""
         if self._cooldown is None:
             return float("inf")
         shortest, longest = self._cooldown

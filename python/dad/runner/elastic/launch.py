@@ -1,4 +1,4 @@
-"""Carries out what the driver of an elastic job decides: starts and ends processes, answers workers."""
+"""Carries out the decisions of an elastic job's driver: starts and ends processes, answers workers."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ from dad.runner.tracebacks import TracebackFolder
 from dad.runner.verdict import advice, how_it_ended, last_lines, lost_peer
 from dad.world import new_job_id
 
-# A worker on another host ends when it has not heard of us for so long. That is before ssh gives the
-# connection up here (30 s), so that its seat is not taken while it still runs.
+# A worker on another host ends when it has not heard of us for this long. That is before ssh gives up the
+# connection here (30 s), so that its seat is not taken while it still runs.
 SILENCE_SECONDS = 25.0
 SIGN_OF_LIFE_SECONDS = 5.0
 _NOTIFY_SECONDS = 5.0
-# So many workers are named, with their reasons, when the job ends.
+# The most workers to name, with their reasons, when the job ends.
 _MOST_NAMED = 16
 
 
 @dataclass(frozen=True)
 class ElasticPlan:
-    """What an elastic launch needs beside a LaunchPlan, whose hosts are used if there is no script."""
+    """What an elastic launch needs besides a LaunchPlan, whose hosts are used if there is no script."""
 
     settings: Settings
     script: Script | None = None
@@ -60,7 +60,7 @@ class ElasticPlan:
 
 @dataclass(frozen=True)
 class Outcome:
-    """code: of dadrun. num_ranks: of the last round."""
+    """code: the exit code of dadrun. num_ranks: of the last round."""
 
     code: int
     num_ranks: int
@@ -75,21 +75,22 @@ def launch_elastic(plan: LaunchPlan, elastic: ElasticPlan) -> Outcome:
 
 
 def run_elastic(plan: LaunchPlan, elastic: ElasticPlan, net: Network, server: RendezvousServer) -> Outcome:
-    """As launch_elastic(), with hosts that are known to begin with, and a server that is not stopped."""
+    """Like launch_elastic(), with known hosts to begin with, and a server that is not stopped."""
     return _Launch(plan, elastic, net, server).run()
 
 
 def plan_elastic_network(
     hosts: list[Host], elastic: ElasticPlan, interfaces: str | None
 ) -> tuple[list[Host], Network]:
-    """The hosts to begin with, for which a script may have to be waited for, and how they reach us."""
+    """The hosts to begin with, for which a script may have to be waited for, and the network on which they
+    reach us."""
     if elastic.script is None:
         _check_slots(hosts, elastic.settings)
     else:
         hosts = _first_hosts(elastic.script, elastic.settings)
     net = plan_network([host.name for host in hosts], interfaces)
     if elastic.script is not None and interfaces is not None:
-        # Hosts that come later must reach us, too.
+        # Hosts that come later must be able to reach us, too.
         net = replace(net, address=listening_address(interfaces))
     return hosts, net
 
@@ -133,7 +134,7 @@ def _first_hosts(script: Script, settings: Settings) -> list[Host]:
 
 
 class _Launch:
-    """The driver's Actions, and the loop that brings it its events."""
+    """The driver's Actions, and the loop that delivers events to it."""
 
     def __init__(
         self, plan: LaunchPlan, elastic: ElasticPlan, net: Network, server: RendezvousServer
@@ -197,7 +198,7 @@ class _Launch:
                 self._bring_events()
                 driver.tick(time.monotonic())
 
-    # ---- events; those of other threads wait for the loop
+    # ---- events; events of other threads wait for the loop
 
     def _post(self, event: Callable[[float], None]) -> None:
         with self._events_lock:
@@ -221,7 +222,7 @@ class _Launch:
         self._post(lambda now: self._driver.asked(seat, now))
 
     def _registered(self, seat: Seat, address: WorkerAddress) -> None:
-        if not address.key:  # it has the one that is made of the job's secret
+        if not address.key:  # it has the key that is made from the job's secret
             if not self._server.secret:
                 return
             address = replace(address, key=notification_key(self._server.secret, str(seat)), greets=True)
@@ -231,7 +232,7 @@ class _Launch:
                 return
             self._addresses[seat] = address
             self._driver.registered(seat, now)
-            # It is in training: there is time for what others may need later.
+            # It is in training: there is time to prepare what others may need later.
             if self._is_warm and seat.host not in self._nurseries and self._pool.stopped_at is None:
                 self._start_nursery(seat.host)
 
@@ -248,7 +249,7 @@ class _Launch:
         self._post(lambda _now: self.say(text))
 
     def _reachable(self, hosts: list[Host]) -> list[Host]:
-        """Without those that cannot reach us where we listen."""
+        """Removes hosts that cannot reach us where we listen."""
         if self._script is None or not self._net.address.startswith("127."):
             return hosts
         ours = []
@@ -283,7 +284,7 @@ class _Launch:
     def start(self, place: Slot, is_newcomer: bool) -> None:
         seat = Seat(place.host, place.local_rank)
         environment = {**self._base, **worker_variables(place, self._net, self._server.port)}
-        # How many there will be is not known yet. So init() asks, when this worker is ready to join.
+        # Their final number is unknown, so init() asks when this worker is ready to join.
         for name in ("DAD_SIZE", "HOROVOD_SIZE"):
             del environment[name]
         is_remote = place.host in self._net.remote_hosts or not self._is_here(place.host)
@@ -348,7 +349,7 @@ class _Launch:
                 rank.stdout.rank = rank.stderr.rank = number
 
     def _start_nursery(self, host: str) -> None:
-        """Its output goes nowhere: what is wrong with the imports, the workers say themselves."""
+        """Its output is discarded: the workers themselves report errors of the imports."""
         self._nurseries[host] = name = warm.new_name()
         place = Slot(host, 0, 1, 0, sum(seat.host == host for seat in self._processes), 0, 1)
         environment = {**self._base, **worker_variables(place, self._net, self._server.port)}

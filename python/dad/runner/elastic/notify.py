@@ -1,8 +1,8 @@
 """The client of the notification service that an elastic worker runs, in Horovod's own format.
 
 One request per connection. A frame is HMAC-SHA256(key, body), the length as a native int, the body: a
-pickle of an object. The pickles name Horovod's classes, which need not be installed here; of what comes back
-only those names are accepted.
+pickle of an object. The pickles name Horovod's classes, which need not be installed here; in answers, only
+those names are accepted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("i")
 
 @dataclass(frozen=True)
 class WorkerAddress:
-    """Where the service of a worker listens, and the key that it has made, if it has.
+    """The address of a worker's notification service, and the key that it has made, if any.
 
     greets: it is a worker of ours that knows the job's secret. Connections then begin with a greeting, and
     the key is that of its slot.
@@ -61,7 +61,7 @@ def ping(worker: WorkerAddress, timeout: float) -> bool:
 
 
 def tell_hosts_updated(worker: WorkerAddress, timestamp: int, result: int, timeout: float) -> bool:
-    """Whether the worker has taken the news. `timestamp` must grow from one to the next."""
+    """Returns whether the worker has taken the news. `timestamp` must grow from one to the next."""
     state = _DICT + b"X\x09\x00\x00\x00timestamp" + _integer(timestamp)
     state += b"X\x03\x00\x00\x00res" + _global(_WORKER, "HostUpdateResult") + _integer(result) + b"\x85R"
     return _ask(worker, _pickled(_WORKER, "HostsUpdatedRequest", state + b"u"), timeout) == "AckResponse"
@@ -71,7 +71,7 @@ def tell_hosts_updated(worker: WorkerAddress, timestamp: int, result: int, timeo
 
 
 def _ask(worker: WorkerAddress, body: bytes, timeout: float) -> str | None:
-    """The name of the class that came back; None if no address gave an answer that is signed."""
+    """Returns the name of the class in the answer; None if no address gave a signed answer."""
     for address in worker.addresses:
         try:
             with (

@@ -2,11 +2,11 @@
 
     python nursery.py NAME SCRIPT [ARGUMENT…]
 
-It executes the import statements that SCRIPT begins with, up to the first statement that is something else
-or an import of a module that is not known to bear it (LIBRARIES and the standard library), and waits at the
-abstract Unix socket NAME. child.py of a worker connects, and passes its input, output and errors. The worker
-is a fork of this process, which then executes SCRIPT from its beginning, as Python would: as __main__, with
-its own environment, arguments and module search path. It finds in sys.modules what was imported before.
+It executes the import statements that SCRIPT begins with, up to the first other statement or import of a
+module that is not known to bear it (LIBRARIES and the standard library), and waits at the abstract Unix
+socket NAME. child.py of a worker connects, and passes its input, output and errors. The worker is a fork of
+this process, which then executes SCRIPT from its beginning, as Python would: as __main__, with its own
+environment, arguments and module search path. It finds the imported modules in sys.modules.
 
 If anything of this does not work, child.py starts the worker in the usual way.
 """
@@ -23,13 +23,13 @@ import struct
 import sys
 import types
 
-# They start no threads and open no devices when they are imported. TensorFlow does not promise that.
+# They start no threads and open no devices at import. TensorFlow does not promise that.
 LIBRARIES = frozenset({"dad", "horovod", "numpy", "torch", "torchvision"})
 _MAX_SPEC_BYTES = 1 << 26
 
 
 def leading_imports(source):
-    """The statements, as far as they may be executed before anything else is known."""
+    """The leading import statements that may be executed in advance."""
     found = []
     for node in ast.parse(source).body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -62,7 +62,7 @@ def preload(script):
 
 
 class BornError(Exception):
-    """Raised in a worker that has just been forked, to get out of the nursery."""
+    """Raised in a worker that has just been forked, to leave the nursery's code."""
 
     def __init__(self, environment):
         super().__init__()
@@ -70,7 +70,7 @@ class BornError(Exception):
 
 
 def load_child():
-    """child.py by its path: the package is not imported before the script wants it."""
+    """Loads child.py by its path: the package must not be imported before the script imports it."""
     path = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "child.py")
     spec = importlib.util.spec_from_file_location("dad_runner_child", path)
     module = importlib.util.module_from_spec(spec)
@@ -80,7 +80,7 @@ def load_child():
 
 def warm_child(child):
     class WarmChild(child.Child):
-        """The parent of a worker. It ends when its connection to child.py does, not when the nursery does."""
+        """The parent of a worker. It ends with its connection to child.py, not with the nursery."""
 
         follows_parent = False
 
@@ -136,7 +136,7 @@ def receive(connection):
 
 
 def care_for(child, connection, spec, descriptors):
-    """In a fork: the parent of one worker, until it ends. BornError leaves this function in the worker."""
+    """In a fork: the parent of one worker, until it ends. In the worker, BornError leaves this function."""
     code = 127
     try:
         os.setsid()
@@ -144,7 +144,7 @@ def care_for(child, connection, spec, descriptors):
         for number, descriptor in enumerate(descriptors):
             os.dup2(descriptor, number)
             os.close(descriptor)
-        # It may have lost patience, and started the worker itself.
+        # child.py may have lost patience, and started the worker itself.
         connection.sendall(b"+")
         if connection.recv(1) == b"!":
             connection.settimeout(None)
@@ -162,13 +162,14 @@ def care_for(child, connection, spec, descriptors):
 
 
 def become(environment):
-    """What a new interpreter would have found."""
+    """Restores what a new interpreter would have found."""
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # else all workers of this host would draw the same; random does so by itself
+        # Otherwise all workers of this host would draw the same numbers; random handles this by itself
+        numpy.random.seed()
     threads = environment.get("OMP_NUM_THREADS", "")
     if (torch := sys.modules.get("torch")) is not None and threads.isdecimal():
         torch.set_num_threads(int(threads))

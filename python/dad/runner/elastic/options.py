@@ -1,4 +1,4 @@
-"""From flags, a configuration file or the arguments of dad.run() to what an elastic launch needs."""
+"""Makes what an elastic launch needs from flags, a configuration file or the arguments of dad.run()."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _NEEDS_ELASTIC = ("max_np", "elastic_timeout", "reset_limit", "blacklist_cooldow
 
 
 def elastic_plan(args: argparse.Namespace) -> ElasticPlan | None:
-    """None if the job is not elastic: neither --min-np nor --host-discovery-script was given."""
+    """Returns None if the job is not elastic: neither --min-np nor --host-discovery-script was given."""
     if args.min_np is None and args.host_discovery_script is None:
         for argument in _NEEDS_ELASTIC:
             if getattr(args, argument) is not None:

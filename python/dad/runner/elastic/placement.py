@@ -1,7 +1,7 @@
-"""Which rank a worker has. Who stays keeps its rank where that is possible.
+"""Decides the rank of each worker. A worker that stays keeps its rank if possible.
 
-A worker is known by its seat, the host and the slot on it, as in Horovod. The slot is its local rank (and so
-its GPU) as long as it lives. A host that has lost slot 0 therefore has a local rank 1 of 1.
+A worker is identified by its seat, the host and the slot on it, as in Horovod. The slot is its local rank
+(and so its GPU) for its whole life. A host that has lost slot 0 therefore has a local rank 1 of 1.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def parse_seat(key: str) -> Seat:
 def number(seats: Iterable[Seat], before: Mapping[Seat, int]) -> dict[Seat, int]:
     """Ranks for these seats, in their order.
 
-    A seat of `before` keeps its rank if there are enough ranks. Rank 0, from which the others take the
-    state, is one of `before`, if any of them is left.
+    A seat of `before` keeps its rank if there are enough ranks. Rank 0, from which the others take the state,
+    is one of `before` if any of these is left.
     """
     seats = list(seats)
     kept = sorted((seat for seat in seats if seat in before), key=before.__getitem__)

@@ -1,7 +1,6 @@
-// Debian's libgloo-dev leaves out this header, which its other headers include. They
-// need of it two types as members, never called by us: what is given here is their
-// layout in gloo 0.5. On the include path after the system's, so that a complete
-// installation uses its own.
+// Debian's libgloo-dev leaves out this header, which its other headers include. They need two types
+// of it as members, which we never call: this file gives their layout in gloo 0.5. It comes after
+// the system's headers on the include path, so that a complete installation uses its own.
 #pragma once
 
 #include <memory>
