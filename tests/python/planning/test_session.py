@@ -17,11 +17,12 @@ CHECKS = Path(session_checks.__file__)
 NAMES = util.check_names(str(CHECKS))
 
 
-def make_here(ranks: ThreadRanks):
+def make_here(ranks: ThreadRanks, job: Job):
     FakeTraining.errors = MismatchError
     session_checks.here.make = lambda method, shapes: FakeTraining(ranks, parse(method), shapes)
     session_checks.here.rank = ranks.rank
     session_checks.here.gather = ranks.gather
+    session_checks.here.join = lambda: job.join(ranks.rank)
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +44,7 @@ class TestSessions:
     @pytest.mark.parametrize("check", NAMES)
     def test_on_threads(self, check):
         def work(ranks: ThreadRanks, job: Job) -> None:
-            make_here(ranks)
+            make_here(ranks, job)
             getattr(session_checks, check)()
 
         run_on_threads(3, work)

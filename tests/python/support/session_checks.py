@@ -44,6 +44,16 @@ def all_ranks(value: Any) -> list[Any]:
     return [json.loads(one) for one in _core.gather_bytes("test", mine, 0)]
 
 
+def join() -> None:
+    """This rank has no more data. Returns when all ranks have joined."""
+    if hasattr(here, "join"):
+        here.join()
+        return
+    from dad._lib import _core
+
+    _core.join()
+
+
 def assert_one_plan(train: Any, method: str) -> None:
     """All ranks follow the same plan, by this method."""
     texts = all_ranks([choice.text for choice in train.choices])
@@ -155,3 +165,18 @@ def check_another_method_is_an_error_on_all_ranks():
     train = training("rank_dad:rank=3" if rank() == 1 else "rank_dad:rank=2")
     with pytest.raises(train.errors, match="compression"):
         train.step()
+
+
+def check_ranks_that_may_have_diverged_compare_before_they_review():
+    """After an uneven join() ranks are at different steps, of which one may be that of a review: a rank that
+    went to it at once would wait there for those that compare."""
+    train = training("auto")
+    while train.session.plan is None:  # auto begins with dense steps
+        train.step()
+    to_review = train.session.next_review() - train.session.steps
+    for _ in range(to_review if rank() == 0 else to_review - 3):
+        train.step()
+    join()
+    for _ in range(6):
+        train.step()
+    assert len(set(all_ranks(train.save()["steps"]))) == 1
