@@ -152,12 +152,11 @@ def test_evaluation_mode_uses_the_statistics_of_then(track, kind):
     assert model.weight.grad is None and model.bias.grad is None
 
 
-def test_a_layer_to_submit_has_squares_or_not():
-    options = {"op": 0, "prescale": 1.0, "postscale": 1.0, "process_set": 0, "stream": 0, "scale": 1.0}
-    with pytest.raises(ValueError, match="8 or 10 parts, not 9"):
-        ops.submit_layers(
-            name="w", method="none", layers=[(None,) * 9], like=torch.zeros(2), replan=False, **options
-        )
+def test_a_field_that_a_layer_does_not_have_is_an_error():
+    layer = ops.Layer()
+    layer.dense_square = torch.zeros(2)
+    with pytest.raises(AttributeError, match="square_of_dense"):
+        layer.square_of_dense = torch.zeros(2)
 
 
 # Ways to run
