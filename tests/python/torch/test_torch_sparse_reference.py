@@ -122,20 +122,13 @@ class Request:
         tensors = [[x if x is None else torch.from_numpy(x) for x in pair] for pair in pairs]
         (dense, square), (dense_bias, bias_square) = (*tensors, [None, None])[:2]
         output, output_bias = (*self.outputs, None)[:2]
-        parts = ([], False, dense, dense_bias, output, output_bias, None, None, square, bias_square)
-        return ops.submit_layers(
-            name=self.name,
-            method=self.text,
-            layers=[parts],
-            like=self.outputs[0],
-            op=hvd().Average if self.average else hvd().Sum,
-            prescale=1.0,
-            postscale=1.0,
-            process_set=self.place.process_set_id,
-            stream=STREAM,
-            scale=1.0,
-            replan=False,
-        )
+        layer = ops.Layer()
+        layer.dense, layer.dense_square = dense, square
+        layer.dense_bias, layer.dense_bias_square = dense_bias, bias_square
+        layer.output, layer.output_bias = output, output_bias
+        request = ops.LayersRequest([layer], self.outputs[0])
+        fill_in(request, self.name, self.text, self.average, self.place)
+        return ops.submit_layers(request)
 
     def assert_result(self, value, expected, where):
         for output, reference in zip(self.outputs, expected.outputs, strict=True):
@@ -159,6 +152,12 @@ class Request:
         assert set(state) == set(kept), f"{where}: {self.name}: {set(state)}"
         for name, values in kept.items():
             assert_same_bits(state[name], values, f"{where}: {name} of {self.name}")
+
+
+def fill_in(request, name, method, average, place):
+    request.name, request.method = name, method
+    request.op = hvd().Average if average else hvd().Sum
+    request.process_set, request.stream = place.process_set_id, STREAM
 
 
 def exported(place, name):
@@ -196,7 +195,7 @@ def run(requests, steps, joined=()):
             expected = request.reference.step(shares, request.average)
             if handle is None:
                 continue
-            _, _, value = ops.wait(handle)
+            value = ops.wait(handle).value
             request.assert_result(value, expected, f"step {step}")
             if step % 25 == 24 or step == steps - 1 or expected.not_finite >= 0:
                 request.assert_state(f"step {step}")
@@ -294,21 +293,14 @@ def run_qsgd(place):
             name = f"qsgd {size} {number}"
             grads = [increments(step, r, (count,), dtype)[0][0] for r in range(size)]
             tensor = torch.from_numpy(grads[place.rank()].copy())
-            handle = ops.submit(
-                ops.KINDS["allreduce"],
-                [tensor],
-                grouped=True,
-                in_place=True,
-                name=name,
-                op=hvd().Sum if number % 2 else hvd().Average,
-                process_set=place.process_set_id,
-                stream=STREAM,
-                method=f"qsgd;bits={bits};seed={seed}",
-            )
+            request = ops.Collective(ops.KINDS["allreduce"], [tensor])
+            request.grouped = request.in_place = True
+            fill_in(request, name, f"qsgd;bits={bits};seed={seed}", number % 2 == 0, place)
+            handle = ops.submit(request)
             work.append((handle, name, tensor, grads))
         for number, (handle, name, tensor, grads) in enumerate(work):
             bits, dtype, count = cases[number]
-            _, _, value = ops.wait(handle)
+            value = ops.wait(handle).value
             with np.errstate(all="ignore"):
                 too_huge = [not (np.abs(g) <= np.finfo(np.float32).max).all() for g in grads]
                 assert bool(value & NOT_FINITE) == any(too_huge), (name, step)
