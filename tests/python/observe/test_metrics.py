@@ -2,11 +2,9 @@
 
 import io
 import json
-import socket
 import struct
 import subprocess
 import sys
-from contextlib import closing
 
 import pytest
 
@@ -14,7 +12,7 @@ from dad.observe import metrics
 from dad.observe.progress import Progress
 from dad.observe.scalars import scalars
 from dad.observe.tensorboard import EventFile, TensorBoard, _masked_crc
-from util import job_environment, needs_torch
+from util import free_ports, job_environment, needs_torch
 
 TRAIN = """
 import sys
@@ -49,12 +47,6 @@ hvd.barrier()
 """
 
 
-def free_port():
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 def records(path):
     """The messages of an event file, with their checksums checked."""
     data, found = path.read_bytes(), []
@@ -71,7 +63,7 @@ def records(path):
 def test_a_job_tells_tensorboard_prometheus_and_the_terminal(tmp_path):
     needs_torch()
     (tmp_path / "train.py").write_text(TRAIN)
-    port = free_port()
+    port = free_ports(1)
     command = [sys.executable, "-m", "dad.runner.cli", "-np", "2", sys.executable, str(tmp_path / "train.py")]
     done = subprocess.run(
         [*command, str(tmp_path / "runs"), str(port)],

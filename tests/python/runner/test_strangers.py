@@ -16,6 +16,7 @@ import pytest
 
 import dad
 from dad.runner.secret import HEADER
+from util import free_ports
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 DADRUN = [sys.executable, "-m", "dad.runner.cli"]
@@ -59,15 +60,6 @@ def wait_for(path, job, seconds=120.0):
         assert job.poll() is None, job.communicate()
         assert time.monotonic() < deadline
         time.sleep(0.05)
-
-
-def free_ports(count):
-    for first in range(30_000 + os.getpid() % 1000 * 4, 60_000, count):
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.socket()).bind(("127.0.0.1", port))
-            return first
-    raise AssertionError("no free ports")
 
 
 class Attack:

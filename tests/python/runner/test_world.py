@@ -20,6 +20,7 @@ from dad.runner.meeting import meet, place_among
 from dad.runner.rendezvous import RendezvousServer
 from dad.variables import misspelt
 from dad.world import Meeting, World, WorldError, discover, first_host
+from util import free_ports
 
 PACKAGE_ROOT = str(Path(dad.__file__).parents[1])
 SHOW_WORLD = """
@@ -71,12 +72,6 @@ def run_ranks(environments):
     outputs = [process.communicate(timeout=40)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * len(processes)
     return [json.loads(output) for output in outputs]
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 # ---- reading the variables
@@ -229,24 +224,22 @@ def check_local_worlds(worlds):
 
 
 def test_plain_torch_variables():
-    check_local_worlds(run_ranks(torch_environments(3, free_port())))
+    check_local_worlds(run_ranks(torch_environments(3, free_ports(2))))
 
 
 def test_ports_that_are_taken_are_passed_over():
     # One by another job of ours, one by a server that never answers.
-    with RendezvousServer("", token="another job") as other, socket.socket() as silent:
-        try:
-            silent.bind(("", other.port + 1))
-        except OSError:
-            pytest.skip("the next port is in use")
+    port = free_ports(4)
+    with RendezvousServer("", port + 1, "another job"), socket.socket() as silent:
+        silent.bind(("", port + 2))
         silent.listen()
-        worlds = run_ranks(torch_environments(2, other.port - 1))
+        worlds = run_ranks(torch_environments(2, port))
         check_local_worlds(worlds)
-        assert worlds[0]["rendezvous"].endswith(f":{other.port + 2}")
+        assert worlds[0]["rendezvous"].endswith(f":{port + 3}")
 
 
 def test_server_of_an_earlier_run_is_not_taken_for_ours():
-    port = free_port()
+    port = free_ports(2)
     token = discover(torch_environments(2, port)[0]).meeting.token
     with RendezvousServer("127.0.0.1", port + 1, token) as stale:
         stale.put("dad_seats", "0", b"{}")
@@ -256,7 +249,7 @@ def test_server_of_an_earlier_run_is_not_taken_for_ours():
 
 @pytest.mark.parametrize(("host", "other"), [("localhost", "127.0.0.2"), ("127.0.0.2", "127.0.0.1")])
 def test_rank_0_serves_only_where_the_others_look_for_it(host, other):
-    place = Meeting("ports", host, (free_port(),), "this job")
+    place = Meeting("ports", host, (free_ports(2),), "this job")
     worlds = [World(rank, 2, None, None, None, None, meeting=place) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         met = list(pool.map(meet, worlds))
@@ -269,7 +262,7 @@ def test_rank_0_serves_only_where_the_others_look_for_it(host, other):
 
 def test_rank_0_whose_name_is_a_loopback_address_serves_only_where_ranks_have_come(monkeypatch):
     monkeypatch.setattr(network, "serving_address", lambda host: "")
-    place = Meeting("ports", "127.0.0.2", (free_port(),), "this job")
+    place = Meeting("ports", "127.0.0.2", (free_ports(2),), "this job")
     worlds = [World(rank, 2, None, None, None, None, meeting=place) for rank in (0, 1)]
     with ThreadPoolExecutor(2) as pool:
         met = list(pool.map(meet, worlds))
@@ -369,7 +362,7 @@ def test_slurm_variables():
 
 
 def test_named_hosts_and_agents_tell_ranks_apart():
-    environments = torch_environments(4, free_port(), LOCAL_WORLD_SIZE="1")
+    environments = torch_environments(4, free_ports(2), LOCAL_WORLD_SIZE="1")
     for rank, variables in enumerate(environments):
         variables["LOCAL_RANK"] = "0"
         variables["GROUP_RANK" if rank < 2 else "DAD_HOSTNAME"] = f"{rank}"
@@ -384,7 +377,7 @@ def test_shared_directory(tmp_path):
 
 
 def test_rank_that_does_not_come_is_an_error_that_says_so():
-    environment = clean_environment(**torch_environments(2, free_port(), DAD_START_TIMEOUT="1")[0])
+    environment = clean_environment(**torch_environments(2, free_ports(2), DAD_START_TIMEOUT="1")[0])
     done = subprocess.run([sys.executable, "-c", SHOW_WORLD], env=environment, capture_output=True, text=True)
     assert done.returncode == 1
     assert "rank 1 has not arrived" in done.stderr

@@ -11,6 +11,8 @@ import importlib.util
 import json
 import logging
 import os
+import random
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +29,17 @@ def check_names(files: str) -> list[str]:
     """The checks in a file, or in several (joined()), in order, without importing them."""
     lines = [line for file in files.split(os.pathsep) for line in Path(file).read_text().splitlines()]
     return [line[4 : line.index("(")] for line in lines if line.startswith("def check_")]
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody has, below those that the kernel gives to whoever
+    connects."""
+    for first in random.sample(range(10_000, 32_000), 1000):
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + count):
+                stack.enter_context(socket.socket()).bind(("", port))
+            return first
+    raise AssertionError("no free ports")
 
 
 def joined(*files: str) -> str:
