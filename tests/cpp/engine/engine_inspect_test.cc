@@ -51,9 +51,13 @@ TEST(EngineInspectTest, EveryRankTellsWhatItHasOpenAndWhereItIs) {
     EXPECT_TRUE(job[rank].Submit(warm[rank]->AllReduce("warm"))->Wait(seconds(20)).ok());
   });
   const auto open = job[0].Submit(v.AllReduce("late"));
-  // Rank 0's announcement may still be on its way to the others.
+  // Rank 0's announcement may still be on its way to the others, or their answers to rank 0.
   std::vector<Snapshot> all;
-  for (int i = 0; i < 500 && (all.empty() || all[1].missing.empty()); ++i) {
+  const auto is_known = [&all] {
+    return all.size() == 3 && !all[1].missing.empty() && all[0].requests.size() == 1 &&
+           !all[0].requests[0].waits_for.empty();
+  };
+  for (int i = 0; i < 500 && !is_known(); ++i) {
     all = Inspect(job[2]);
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
