@@ -60,7 +60,7 @@ def compared_in_graph(
             alive.compare(lambda: Replica.of(memory, settings()))
         return np.array(True)
 
-    values = [variable.read_value() for variable in variables]
+    values = [resource(variable).read_value() for variable in variables]
     return tf.cond(
         tf.reshape(compares, []),
         lambda: tf.reshape(tf.numpy_function(compare, values, tf.bool), []),

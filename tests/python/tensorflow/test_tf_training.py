@@ -418,6 +418,20 @@ def check_replicas_of_a_session_of_tf1():
                 assert not said, (case, said)
 
 
+def check_a_tape_over_variables_of_keras_in_a_graph_of_tf1():
+    """They are no tf.Variables; what compares replicas reads what is behind them."""
+    v1, rank = tf.compat.v1, hvd().rank()
+    with tf.Graph().as_default(), v1.Session() as session:
+        layer = tf.keras.layers.Dense(1, use_bias=False, kernel_initializer="ones")
+        x = tf.constant([[1.0 + rank, 2.0]])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(x))
+        tape = hvd().DistributedGradientTape(tape)
+        (gradient,) = tape.gradient(loss, layer.trainable_variables)
+        session.run(v1.global_variables_initializer())
+        np.testing.assert_allclose(session.run(gradient), [[1.5], [2.0]])
+
+
 def check_process_sets_of_one_rank_send_nothing():
     alone = [hvd().add_process_set([rank]) for rank in range(2)]
     model = make_model()
