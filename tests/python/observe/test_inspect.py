@@ -160,10 +160,10 @@ def frame(filename, line, name, code=""):
 
 
 def test_the_line_of_the_user_is_named_and_what_it_has_called():
-    user = frame("/home/me/train.py", 31, "main", "for batch in loader:")
+    user = frame("/jobs/train.py", 31, "main", "for batch in loader:")
     library = frame(json.__file__, 10, "loads")
-    assert describe([user]) == "/home/me/train.py:31 in main: for batch in loader:"
+    assert describe([user]) == "/jobs/train.py:31 in main: for batch in loader:"
     assert describe([user, library]) == (
-        "/home/me/train.py:31 in main: for batch in loader: [in json/__init__.py:10, loads]"
+        "/jobs/train.py:31 in main: for batch in loader: [in json/__init__.py:10, loads]"
     )
     assert describe([library]) == "json/__init__.py:10 in loads"
